@@ -1,4 +1,4 @@
-"""Object storage that dies in the middle, and object storage that answers wrongly."""
+"""Object storage that fails in the middle of calls, and object storage that answers wrongly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class DyingBlobs:
-    """Passes calls on until one is too many: from then on the store is unavailable, until `revive`.
+    """Carries out a number of calls, then raises UnavailableError until `revive`.
 
     Args:
-        blobs: The store that lives on.
-        calls: How many calls go well.
-        last_lands: Whether the first call that fails was carried out, its answer lost.
+        blobs: The real store.
+        calls: Number of calls that succeed.
+        last_lands: True if the first failing call is carried out, and only its answer is lost.
     """
 
     def __init__(self, blobs: Blobs, calls: int, *, last_lands: bool = False) -> None:
@@ -33,35 +33,35 @@ class DyingBlobs:
 
     @property
     def where(self) -> str:
-        """Address of the store that lives on."""
+        """Return the address of the real store."""
         return self._blobs.where
 
     def revive(self, calls: int) -> None:
-        """Come back, for so many calls."""
+        """Answer this number of calls again."""
         self._left = calls
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write, or die."""
+        """Write, or fail."""
         self._passed(lambda: self._blobs.put(name, data))
 
     def get(self, name: str) -> bytes | None:
-        """Read, or die."""
+        """Read, or fail."""
         return self._passed(lambda: self._blobs.get(name))
 
     def names(self, prefix: str) -> list[str]:
-        """List, or die."""
+        """List, or fail."""
         return self._passed(lambda: self._blobs.names(prefix))
 
     def delete(self, name: str) -> None:
-        """Delete, or die."""
+        """Delete, or fail."""
         self._passed(lambda: self._blobs.delete(name))
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read, or die."""
+        """Read, or fail."""
         return self._passed(lambda: self._blobs.get_tagged(name))
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write, or die."""
+        """Write, or fail."""
         return self._passed(lambda: self._blobs.replace(name, data, tag))
 
     def _passed(self, call: Callable[[], T]) -> T:
@@ -74,7 +74,7 @@ class DyingBlobs:
 
 
 class LyingBlobs(MemoryBlobs):
-    """Answers wrongly in one of eight ways while `lie` names one; keeps all that is written."""
+    """Answers wrongly in one of eight ways while `lie` is set. It keeps all writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class LyingBlobs(MemoryBlobs):
 
     @property
     def lie(self) -> Lie | None:
-        """How it answers now; None: rightly."""
+        """Return how the storage answers the next call. None: correctly."""
         return self._lie
 
     @lie.setter
@@ -126,7 +126,7 @@ class LyingBlobs(MemoryBlobs):
         return names
 
     def delete(self, name: str) -> None:
-        """Delete, and remember it."""
+        """Delete, and record the name."""
         self.deleted.append(name)
         super().delete(name)
 

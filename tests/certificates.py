@@ -27,7 +27,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; its own is the file `cert`."""
+    """Signs certificates. Its own certificate is the file `cert`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -72,6 +72,7 @@ def _unsigned(
         issuer_name=issuer,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
-        not_valid_before=now - timedelta(minutes=5),  # clocks of one test run agree, nearly
+        # The clocks of one test run differ a little.
+        not_valid_before=now - timedelta(minutes=5),
         not_valid_after=now + timedelta(days=1),
     )

@@ -1,6 +1,6 @@
-"""What changed since TEST_SINCE: tests that come to the same without a change may wait for it.
+"""Let tests that only depend on some files wait until one of these files changes.
 
-TEST_SINCE is a commit; without it, or without git, everything counts as changed.
+TEST_SINCE names a commit. Without it, or without git, every file counts as changed.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _Test = TypeVar("_Test", bound="Callable[..., object]")
 
 
 def has_changed(*paths: str) -> bool:
-    """Whether something at or below these, or what is installed, changed since TEST_SINCE."""
+    """Return True if a file below these paths, or a dependency, changed since TEST_SINCE."""
     changed = changed_files()
     return changed is None or any(path.startswith((*paths, "constraints.txt")) for path in changed)
 
 
 def once_changed(*paths: str) -> Callable[[_Test], _Test]:
-    """Lets a test run where something at or below these changed, and else at night alone."""
+    """Return marks that defer a test to the night unless a file below these paths changed."""
     if has_changed(*paths):
         return lambda test: test
     return pytest.mark.nightly
 
 
 def marks_of(*paths: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Likewise, for one parameter of a test."""
+    """Return the same marks for one parameter of a test."""
     return () if has_changed(*paths) else (pytest.mark.nightly,)
 
 
 def changed_files() -> frozenset[str] | None:
-    """Files that changed since TEST_SINCE; None where that cannot be told."""
+    """Return the files that changed since TEST_SINCE. None if git cannot say."""
     return _changed(os.environ.get("TEST_SINCE", ""))
 
 

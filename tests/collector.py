@@ -1,4 +1,4 @@
-"""A collector of traces for tests: takes OTLP over HTTP, and keeps the spans."""
+"""Trace collector for tests, which receives OTLP over HTTP and keeps the spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came."""
+    """A span as it was received."""
 
     service: str
     instance: str
@@ -32,12 +32,13 @@ class Received:
 
 
 class Collector:
-    """Listens on a free port; a context."""
+    """Context manager that listens on a free port."""
 
     def __init__(self) -> None:
         self.spans = list[Received]()
         self.requests = 0
-        self.status = 200  # of its answers; another than 200 takes nothing
+        # Status of the collector's answers. Any status but 200 rejects the data.
+        self.status = 200
         self.answering = threading.Event()  # cleared: requests wait
         self.answering.set()
         collector = self

@@ -1,4 +1,4 @@
-"""Reads docker-compose.yml as Compose does: anchors merged, `${NAME:-default}` filled in."""
+"""Reads docker-compose.yml as Compose does: merges anchors, and expands `${NAME:-default}`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docker-compose.yml"
 EXAMPLE = ROOT / ".env.example"
-SECRETS = "/run/secrets/"  # where a container finds its own
+# Path at which a container finds its secrets.
+SECRETS = "/run/secrets/"
 OURS = ("admin", "coordinator", "evaluator", "provisioner", "serve", "worker", "worker-gpu")
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
 
-Part = dict[str, Any]  # of the file: Compose's own schema says what is in it, and is asked
+# A part of the file. Compose's own schema validates it.
+Part = dict[str, Any]
 
 
 class Bind(NamedTuple):
@@ -31,22 +33,22 @@ class Bind(NamedTuple):
 
 
 def composed(environment: Mapping[str, str] | None = None) -> Part:
-    """The whole file, with these variables."""
+    """Return the complete file with these variables."""
     filled: Part = _filled(yaml.safe_load(FILE.read_text()), environment or {})
     return filled
 
 
 def services(environment: Mapping[str, str] | None = None) -> dict[str, Part]:
-    """The services, by name."""
+    """Return the services by name."""
     found: dict[str, Part] = composed(environment)["services"]
     return found
 
 
 def defaults() -> dict[str, str]:
-    """All variables of the file, each with the value it has unless it is given.
+    """Return all variables of the file with their defaults.
 
     Raises:
-        ValueError: If one has two of them, or none.
+        ValueError: If a variable has two defaults or none.
     """
     text = "\n".join(line.partition("#")[0] for line in FILE.read_text().splitlines())
     found = dict[str, str]()
@@ -59,35 +61,35 @@ def defaults() -> dict[str, str]:
 
 
 def example() -> dict[str, str]:
-    """The variables of .env.example."""
+    """Return the variables of .env.example."""
     lines = EXAMPLE.read_text().splitlines()
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in pairs}
 
 
 def environment_of(service: Part) -> dict[str, str]:
-    """The variables of a container."""
+    """Return the variables of a container."""
     return {name: str(value) for name, value in service.get("environment", {}).items()}
 
 
 def binds(service: Part) -> list[Bind]:
-    """What of the repository is mounted."""
+    """Return the mounts of files of the repository."""
     found = [each.split(":") for each in service.get("volumes", ()) if each.startswith(".")]
     return [Bind(ROOT / source, target, options == ["ro"]) for source, target, *options in found]
 
 
 def volumes(service: Part) -> list[str]:
-    """The named volumes that are mounted."""
+    """Return the named volumes that are mounted."""
     return [each.split(":")[0] for each in service.get("volumes", ()) if not each.startswith(".")]
 
 
 def dependencies(service: Part) -> dict[str, str]:
-    """What it waits for, and until that is how."""
+    """Return the services that this one depends on, with their conditions."""
     return {name: each["condition"] for name, each in service.get("depends_on", {}).items()}
 
 
 def keys(part: object) -> Iterator[tuple[str, str]]:
-    """Every key of a part, at any depth, with the key above it."""
+    """Yield every key of a part at any depth, with the key above it."""
     yield from _paths(part, "")
 
 

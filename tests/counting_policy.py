@@ -1,4 +1,4 @@
-"""A policy that counts machines as its script says, for tests of whoever carries decisions out."""
+"""Policy that wants as many machines as its script says, for tests of code that acts on plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counting(Policy):
-    """Wants what its script says, from one line to the next after so many seconds, for ever."""
+    """Wants what the lines of its script say, each for some seconds, in an endless loop."""
 
     script: tuple[Mapping[Offer, int], ...]
     every_s: float = 10.0
@@ -26,11 +26,11 @@ class Counting(Policy):
 
     @property
     def review_s(self) -> float | None:
-        """When the line is another."""
+        """Return when the next line of the script begins."""
         return self.every_s if len(self.script) > 1 else None
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Read the line of now."""
+        """Return the decision of the script's current line."""
         machines = self.script[int(situation.now_s / self.every_s) % len(self.script)]
         if last is not None and last.machines == machines:
             return last

@@ -1,4 +1,4 @@
-"""Reads a Dockerfile, as far as ours goes: what it does not know, it refuses."""
+"""Reads the instructions that our Dockerfile uses, and refuses all others."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class Instruction:
     text: str
 
     def words(self) -> list[str]:
-        """As a shell would split it."""
+        """Split the text as a shell would."""
         return shlex.split(self.text)
 
     def pairs(self) -> dict[str, str]:
-        """Of ENV, LABEL and ARG: names and values; of an ARG without a default it is empty."""
+        """Return names and values of ENV, LABEL or ARG. An ARG without a default has none."""
         return {name: value for name, _, value in (w.partition("=") for w in self.words())}
 
     def listed(self) -> list[str]:
-        """Of ENTRYPOINT and CMD: the program and its arguments, without a shell."""
+        """Return program and arguments of ENTRYPOINT or CMD, which must not use a shell."""
         found = json.loads(self.text)
         assert isinstance(found, list), f"{self}: not a list"
         return [str(word) for word in found]
 
     def copied(self) -> tuple[str | None, list[str], str]:
-        """Of COPY: the stage (None: the checkout), what, and where to."""
+        """Return the stage (None: the checkout), sources and destination of COPY."""
         match = _COPY.fullmatch(self.text)
         assert match, f"{self}: not known"
         *sources, target = match[2].split()
         return match[1], sources, target
 
     def health(self) -> tuple[dict[str, str], list[str]]:
-        """Of HEALTHCHECK: its options, and the command."""
+        """Return the options of HEALTHCHECK, and its command."""
         match = _HEALTH.fullmatch(self.text)
         assert match, f"{self}: not known"
         options = (tuple(option.removeprefix("--").split("=", 1)) for option in match[1].split())
@@ -71,16 +71,17 @@ class Stage:
 
 
 def read(text: str) -> dict[str, Stage]:
-    """Read the stages, by name, in their order.
+    """Return the stages by name, in their order.
 
     Raises:
-        AssertionError: At an instruction that is not known.
+        AssertionError: If an instruction is unknown.
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     parents = dict[str, str]()
     bodies = dict[str, list[Instruction]]()
-    body = list[Instruction]()  # of the stage at hand
+    # Instructions of the current stage.
+    body = list[Instruction]()
     for line in filter(None, joined.splitlines()):
         word, _, rest = line.partition(" ")
         assert word in _WORDS, f"{word}: no test knows this instruction"
@@ -96,7 +97,7 @@ def read(text: str) -> dict[str, Stage]:
 
 
 def chain(stages: Mapping[str, Stage], target: str) -> list[Stage]:
-    """The stages that a target is made of, the first one first."""
+    """Return the stages that a target consists of, the first one first."""
     found = list[Stage]()
     name = target
     while name in stages:
@@ -106,7 +107,7 @@ def chain(stages: Mapping[str, Stage], target: str) -> list[Stage]:
 
 
 def needed(stages: Mapping[str, Stage], target: str) -> list[Stage]:
-    """The stages that have to be built for a target, itself last, in their order."""
+    """Return the stages to build for a target, in order. The target itself is the last."""
     todo, found = [target], set[str]()
     while todo:
         for stage in chain(stages, todo.pop()):

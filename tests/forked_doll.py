@@ -1,10 +1,10 @@
-"""A `doll` that is there at once: forked from a process that has loaded torch and all commands.
+"""A fast `doll`: each command is forked from a process that has loaded torch and all commands.
 
-As `python -m services.cli` each command would spend a second of a processor on its imports, and the
-guides have a hundred. To a shell it is a program like any other: with its own directory,
-environment, input and output; a signal reaches it, and its exit status is its program's.
+With `python -m services.cli` each command would need a second of a processor for its imports, and
+the guides have a hundred commands. For a shell the fork is a normal program, with its own
+directory, environment, input and output. Signals reach it, and its exit status is passed on.
 
-A test module asks for it with `pytest_plugins = ["tests.forked_doll"]`.
+A test module requests it with `pytest_plugins = ["tests.forked_doll"]`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 1 << 17  # bytes of a request
-WITH_THREADS = (".parquet",)  # of whose library the import begins one, which no fork would have
-# What a shell starts. It asks for a fork, passes signals on, and ends as the fork does.
+# The library of such a file starts a thread at its import. A forked process would lack the thread.
+WITH_THREADS = (".parquet",)
+# Program that a shell starts. It requests a fork, passes signals on, and exits as the fork does.
 PROGRAM = """\
 #!{python} -ISE
 import os, signal, socket, sys
@@ -70,12 +71,14 @@ def doll_program() -> Iterator[Path]:
         own = os.pathsep.join([str(ROOT), str(ROOT / "common" / "public")])
         with subprocess.Popen(  # noqa: S603 -- our own command line
             [sys.executable, "-P", "-m", __name__, str(asked.fileno())],
-            stdin=subprocess.PIPE,  # which ends with us, and so does the server
+            # The pipe closes when this process ends. The server ends then, too.
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": own, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[asked.fileno()],
         ) as server:
-            asked.close()  # so that nobody waits for a server that has ended
+            # Nobody waits for a server that has ended.
+            asked.close()
             yield program
             assert server.stdin is not None
             server.stdin.close()
@@ -85,7 +88,7 @@ def doll_program() -> Iterator[Path]:
 
 
 class Running(NamedTuple):
-    """One that was forked, and who asked for it."""
+    """A forked command, and the connection that requested it."""
 
     pid: int
     pidfd: int
@@ -93,7 +96,7 @@ class Running(NamedTuple):
 
 
 class Server:
-    """Forks for each request; a fork comes back from `serve` with what it is to be."""
+    """Forks for each request. In a fork, `serve` returns the arguments of the command."""
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door
@@ -102,7 +105,7 @@ class Server:
         self._selector.register(0, selectors.EVENT_READ)
 
     def serve(self) -> list[str] | None:
-        """Serve until whoever started this ends, which gives None."""
+        """Serve until the parent process ends. Returns arguments in a fork, None in the server."""
         while True:
             for key, _ in self._selector.select():
                 if key.fd == 0:
@@ -112,12 +115,13 @@ class Server:
                     with suppress(BrokenPipeError):
                         if words := self._fork(asked):
                             return words
-                    break  # of those that were selected some may be gone
+                    # A selected connection may be closed by now.
+                    break
                 self._on_ready(key.data, ended=key.fd == key.data.pidfd)
                 break
 
     def _fork(self, asked: socket.socket) -> list[str]:
-        """Fork, and give what is asked for in the new process, and nothing in this one."""
+        """Fork. Returns the request's arguments in the new process, and nothing in the server."""
         said, fds, _, _ = socket.recv_fds(asked, LONGEST, 3)
         if len(fds) < 3:
             asked.close()
@@ -145,7 +149,7 @@ class Server:
         return [] if pid else os.fsdecode(said).split("\0")
 
     def _on_ready(self, running: Running, *, ended: bool) -> None:
-        """One has ended, or who asked for it has passed on a signal or is gone."""
+        """Handle the exit of a fork, or a signal or disconnect of its requester."""
         if not ended:
             said = running.asked.recv(1)
             signal.pidfd_send_signal(running.pidfd, said[0] if said else signal.SIGKILL)
@@ -163,7 +167,7 @@ class Server:
 
 
 def main() -> None:
-    """Load everything and serve; in a fork, be the command."""
+    """Load everything and serve. A fork runs its command."""
     import services.cli  # noqa: PLC0415 -- the tests need none of it
 
     for found in pkgutil.walk_packages(services.cli.__path__, "services.cli."):

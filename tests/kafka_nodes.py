@@ -1,4 +1,4 @@
-"""Brokers of Apache Kafka that tests alone need: with TLS and users, or a further one."""
+"""Kafka brokers for tests only: with TLS and users, or a further node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
 
-# Beside the open listener, on which the broker talks to itself and everybody may do everything.
+# The broker also has its open listener, without restrictions, for itself and the tests.
 _SAFE_PROPERTIES = """\
 listener.name.safe.ssl.keystore.type=PEM
 listener.name.safe.ssl.keystore.location={keystore}
@@ -24,7 +24,7 @@ authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 """
 
-# Of that listener, for those who come with what an issuer signed.
+# The same listener, for clients with a token of an issuer.
 _ISSUER_PROPERTIES = """\
 listener.name.safe.oauthbearer.sasl.server.callback.handler.class=\
 org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
@@ -38,17 +38,20 @@ sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
 
 @dataclass(frozen=True, slots=True)
 class Safe:
-    """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
+    """A listener with TLS and one user without rights, who authenticates by SCRAM-SHA-512."""
 
-    keystore: Path  # key, then chain of certificates, in PEM
+    # PEM: the private key, then the chain of certificates.
+    keystore: Path
     username: str
     password: str
-    issuer: str = ""  # URL of whose tokens let in, too, whoever they name; empty: none do
-    audience: str = ""  # for whom such a token must be
+    # URL of an issuer. A token of this issuer lets its subject in. Empty: none does.
+    issuer: str = ""
+    # Audience that the token must have.
+    audience: str = ""
 
 
 class GuardedKafka(ApacheKafka):
-    """A broker with a listener with TLS and a password, at `safe_address`, beside the open one."""
+    """A broker with an open listener, and one with TLS and passwords at `safe_address`."""
 
     def __init__(self, jars: Path, data: Path, safe: Safe) -> None:
         self._safe = safe
@@ -57,7 +60,7 @@ class GuardedKafka(ApacheKafka):
 
     @property
     def safe_address(self) -> str:
-        """Where clients find the listener with TLS and a password."""
+        """Return the address of the listener with TLS and a password."""
         return f"127.0.0.1:{self._safe_port}"
 
     def _configuration(self) -> str:
@@ -84,13 +87,13 @@ class GuardedKafka(ApacheKafka):
 
 
 class FurtherBroker(ApacheKafka):
-    """A broker without a controller in the cluster that another node began.
+    """A broker without a controller, in the cluster of another node.
 
     Args:
-        jars: Where Kafka's jars are.
-        data: Its folder.
-        first: The node that began the cluster, which alone decides.
-        node: Its own id, above 1.
+        jars: Folder of Kafka's jars.
+        data: Folder of its data.
+        first: The cluster's first node, which is the only controller.
+        node: Its id, above 1.
         properties: Further lines of its configuration.
     """
 

@@ -1,9 +1,9 @@
-"""The tests that compute with floats, under each kernel that a processor may choose.
+"""Runs the tests that compute with floats under each kernel that a processor may choose.
 
     python -m tests.kernels [OPTION OF PYTEST ...]
 
-BLAS, MKL, oneDNN, torch and numpy choose their code by the processor, and each adds in an order of
-its own. So a test that passes here may fail on a processor of another make: `make numerics`.
+BLAS, MKL, oneDNN, torch and numpy choose their code by the processor, and each kernel adds in its
+own order. So a test that passes here may fail on another processor: `make numerics`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-# Folders of tests/unit whose subjects compute, and words that show it of tests elsewhere.
+# Folders of tests/unit whose subjects compute, and words that mark such tests elsewhere.
 _FOLDERS = {"checkpoints", "core", "datasets", "learning", "planning", "policies", "provisioning"}
 _FOLDERS |= {"serve", "services", "simulation", "theory", "wire"}
 _WORDS = ("numpy", "torch", "approx", "isclose")
@@ -28,14 +28,15 @@ class Kernel(NamedTuple):
 
     variable: str
     value: str
-    needs: str = ""  # a group of instructions, as numpy names it
+    # Group of CPU instructions, in numpy's spelling. Empty: none.
+    needs: str = ""
 
 
 def kernels(has: frozenset[str]) -> list[Kernel]:
-    """The kernels that a processor with these groups of instructions can run.
+    """Return the kernels that a processor with these groups of instructions can run.
 
     Args:
-        has: Names as numpy has them. Numpy itself is run without those that it can do without.
+        has: Groups in numpy's spelling. numpy itself runs without the optional ones.
     """
     every = [
         Kernel("OPENBLAS_CORETYPE", "Prescott"),
@@ -50,7 +51,7 @@ def kernels(has: frozenset[str]) -> list[Kernel]:
 
 
 def computing_tests() -> list[str]:
-    """Files of tests that compute with floats."""
+    """Return the test files that compute with floats."""
     unit = ROOT / "tests/unit"
     return sorted(
         str(path.relative_to(ROOT))
@@ -61,7 +62,7 @@ def computing_tests() -> list[str]:
 
 
 def main() -> int:
-    """Run the tests under one kernel after the other; 1 if any failed."""
+    """Run the tests under each kernel. Returns 1 if any failed."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", ())
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "not nightly", *sys.argv[1:]]
     failed = []
@@ -69,7 +70,7 @@ def main() -> int:
         name = f"{kernel.variable}={kernel.value}"
         sys.stdout.write(f"--- {name}\n")
         sys.stdout.flush()
-        # As in CI, each property tries the same few examples each time.
+        # CI=1: each property tries the same few examples each time.
         environment = {**os.environ, "CI": "1", kernel.variable: kernel.value}
         command = [*tests, *computing_tests()]
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:  # noqa: S603 -- ours

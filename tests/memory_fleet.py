@@ -1,7 +1,7 @@
-"""Rented machines and their prices in memory, in whatever time a clock shows.
+"""Rented machines and their prices in memory, on any clock.
 
-A market in which machines are preempted by two-state chains, or by hand. It may be shared by any
-number of provisioners, as a real provider is; tests look at `rented` for what really happened.
+Machines of this market are preempted by two-state chains, or by a test. Any number of provisioners
+may share a fleet, as with a real provider. Tests compare with `rented`, the true record.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from common.spot.theory.billing import HOUR_S
 
 
 class Chain(NamedTuple):
-    """When a slot can have a machine of a pool: on and off for exponential times."""
+    """Availability of machines of a pool to a slot: alternating exponential times, on and off."""
 
     availability: float  # alpha
-    cycle_s: float  # mean time from one preemption to the next
+    cycle_s: float  # mean time between preemptions
 
 
 class _Offer:
-    """One slot's chain, stationary from its beginning; the same for the same seed."""
+    """One slot's chain, stationary from the beginning. The same seed gives the same chain."""
 
     def __init__(self, chain: Chain, seed: str, since_s: float) -> None:
         self._chance = random.Random(seed)  # noqa: S311 -- chance in a test, no secret
@@ -38,7 +38,7 @@ class _Offer:
         self._off_s: list[float] = []  # when it went off, so far
 
     def on(self, now_s: float) -> bool:
-        """Whether a machine can be had now; time does not go back."""
+        """Return True if a machine is available now. Later calls must not go back in time."""
         while self._until_s <= now_s:
             if self._on:
                 self._off_s.append(self._until_s)
@@ -47,7 +47,7 @@ class _Offer:
         return self._on
 
     def lost_s(self, since_s: float, now_s: float) -> float | None:
-        """When a machine that was had at some time was lost, if it was by now."""
+        """Return when the machine of a time was lost. None if it still runs."""
         self.on(now_s)
         index = bisect_right(self._off_s, since_s)
         return self._off_s[index] if index < len(self._off_s) else None
@@ -58,7 +58,7 @@ class _Offer:
 
 @dataclass
 class _Token:
-    """What became of an order."""
+    """Result of an order."""
 
     machine: Machine | None
     refused: Refused | None
@@ -68,25 +68,29 @@ class _Token:
 
 @dataclass
 class Faults:
-    """What a test may do to the provider; everything is well at first."""
+    """Faults of the provider that a test can set. Initially there are none."""
 
     away: bool = False  # every call fails
-    without: set[str] = field(default_factory=set)  # pools that have no machine to give
-    broken: set[str] = field(default_factory=set)  # pools for which no order can be carried out
-    hidden: set[int] = field(default_factory=set)  # launches that `machines` does not name
-    answers_lost: bool = False  # launches are carried out, and then the call fails
+    # Pools without capacity.
+    without: set[str] = field(default_factory=set)
+    # Pools that fail every order.
+    broken: set[str] = field(default_factory=set)
+    # Launches that `machines` omits.
+    hidden: set[int] = field(default_factory=set)
+    # Launches are carried out, but the call fails.
+    answers_lost: bool = False
 
 
 class MemoryFleet:
     """All machines of one job, and the provider's books.
 
     Args:
-        clock: Seconds since 1970; it never goes back.
-        chains: By pool; other pools are never preempted.
-        seed: Of the chains.
-        lag_s: From a launch until `machines` names it.
-        named_s: How long it names one that has ended.
-        offers: What machines of a pool are, one after the other; of other pools nobody says.
+        clock: Seconds since 1970. It never goes back.
+        chains: Chains by pool. Machines of other pools are never preempted.
+        seed: Seed of the chains.
+        lag_s: Time from a launch until `machines` lists it.
+        named_s: Time for which `machines` lists an ended machine.
+        offers: Types of machines by pool, in turn. Machines of other pools have no type.
     """
 
     def __init__(
@@ -107,14 +111,15 @@ class MemoryFleet:
         self._begun_s = clock()
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._tokens: dict[str, _Token] = {}
-        self._alive: list[_Token] = []  # those that have a machine which may still run
+        # Tokens whose machines may still run.
+        self._alive: list[_Token] = []
         self._usd_per_hour: dict[Offer, float] = {}
         self.faults = Faults()
 
     # --- the port ------------------------------------------------------------------------------
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Launch what is new of the orders."""
+        """Launch the new ones among the orders."""
         self._reach()
         results = [self._launch(order) for order in orders]
         if self.faults.answers_lost:
@@ -143,22 +148,22 @@ class MemoryFleet:
         return tuple(sorted(named, key=lambda machine: machine.launch))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
-    # --- what tests do and see -----------------------------------------------------------------
+    # --- controls and observations of tests ------------------------------------------------------
 
     @property
     def rented(self) -> tuple[Machine, ...]:
-        """Every machine that there ever was, as it is now, in the order of launches."""
+        """Return all machines so far, in their current state, in the order of launches."""
         self._settle()
         return tuple(token.machine for token in self._tokens.values() if token.machine is not None)
 
     def preempt(self, *launches: int) -> None:
-        """Take machines back."""
+        """Preempt machines."""
         self._end(launches, "preempted", "taken back by the provider")
 
     def reprice(self, usd_per_hour: Mapping[Offer, float]) -> None:
-        """Let machines cost this from now on, and take back those that bid less."""
+        """Set a price, and preempt machines with a lower bid."""
         self._settle()
         self._usd_per_hour |= usd_per_hour
         for token, machine in self._running():
@@ -167,7 +172,7 @@ class MemoryFleet:
                 token.machine = self._ended(machine, self._clock(), "preempted", "its bid is low")
 
     def fail(self, *launches: int) -> None:
-        """Let machines end by themselves."""
+        """End machines as if they stopped by themselves."""
         self._end(launches, "failed", "its worker ended with 1")
 
     def go_away(self) -> None:
@@ -175,7 +180,7 @@ class MemoryFleet:
         self.faults.away = True
 
     def come_back(self) -> None:
-        """Answer again; machines ran on meanwhile."""
+        """Answer again. Machines ran on meanwhile."""
         self.faults.away = False
 
     # --- the provider ----------------------------------------------------------------------------
@@ -230,7 +235,7 @@ class MemoryFleet:
         return self._offers[key]
 
     def _settle(self) -> None:
-        """Take back what chains have taken back by now."""
+        """Preempt the machines whose chains have ended by now."""
         now_s = self._clock()
         for token, machine in self._running():
             place = machine.launch if machine.slot is None else machine.slot
@@ -259,7 +264,7 @@ class MemoryFleet:
 
 
 class MemoryPrices:
-    """Prices that stand until they are set anew."""
+    """Prices that stay until a test changes them."""
 
     def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
         self._usd_per_hour = {Offer(pool): usd for pool, usd in usd_per_hour.items()}
@@ -272,10 +277,10 @@ class MemoryPrices:
         return dict(self._usd_per_hour)
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines have cost: what they cost now, for an hour.
+        """Return histories that have the current price of each pool for the past hour.
 
         Raises:
-            UnavailableError: If the source is away.
+            UnavailableError: If the source is unavailable.
         """
         return {
             offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)
@@ -284,5 +289,5 @@ class MemoryPrices:
         }
 
     def set(self, pool: str, usd_per_hour: float, kind: str = "", zone: str = "") -> None:
-        """Change a price: of a pool, or of a type in it."""
+        """Change the price of a pool, or of a type in it."""
         self._usd_per_hour[Offer(pool, kind, zone)] = usd_per_hour

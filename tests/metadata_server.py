@@ -1,4 +1,4 @@
-"""An instance metadata service on this machine, as strict about tokens as that of EC2."""
+"""An instance metadata service on this machine, with EC2's rules for tokens."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST_TTL_S = 21_600
-_POLL_S = 0.01  # how soon the server notices that it is closed
+# Delay in seconds after which the server notices that it is closed.
+_POLL_S = 0.01
 
 
 class MetadataServer:
-    """Serves from a thread on a free port of the loopback; notices are given by hand.
+    """Serves from a thread on a free port of the loopback device. Tests give notices.
 
     Args:
-        clock: Tells when tokens run out.
+        clock: Clock for the expiry of tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.issued = 0  # tokens
         self.refused = 0  # requests without a valid one
         self._clock = clock
-        self._valid_until = dict[str, float]()  # by token
-        self._answers = dict[str, tuple[int, bytes]]()  # by path, instead of the usual one
-        self._raw: bytes | None = None  # sent in place of any answer, then the connection is closed
-        self._free = threading.Event()  # unset while the server is frozen
+        # Keyed by token.
+        self._valid_until = dict[str, float]()
+        # Keyed by path. They replace the usual answers.
+        self._answers = dict[str, tuple[int, bytes]]()
+        # Sent in place of any answer. The server then closes the connection.
+        self._raw: bytes | None = None
+        # Unset while the server is frozen.
+        self._free = threading.Event()
         self._free.set()
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,))
@@ -44,33 +49,33 @@ class MetadataServer:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
+        """Return the server's address."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    # --- what a test tells it ------------------------------------------------------------------
+    # --- controls of tests -----------------------------------------------------------------------
 
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
-        """Give notice: the machine goes then."""
+        """Give notice that the machine ends at this time."""
         self.answer(INTERRUPTION, _json(action=action, time=_instant(at_s)))
 
     def place(self, zone_id: str) -> None:
-        """Say in which zone the machine is."""
+        """Set the zone of the machine."""
         self.answer(ZONE_ID, zone_id.encode())
 
     def talk_nonsense(self) -> None:
-        """Say something that is no notice, where an interruption would stand."""
+        """Answer with text that is no notice."""
         self.answer(INTERRUPTION, b"nonsense")
 
     def answer(self, path: str, body: bytes, status: int = HTTPStatus.OK) -> None:
-        """From now on answer so at a path, to who has a token."""
+        """Answer with this body at a path, if the request has a valid token."""
         self._answers[path] = status, body
 
     def say(self, raw: bytes) -> None:
-        """From now on send these bytes, be they HTTP or not, and hang up."""
+        """Send these bytes for each request, and close the connection. They need not be HTTP."""
         self._raw = raw
 
     def go_away(self) -> None:
-        """Hang up on everybody without a word."""
+        """Close each connection without an answer."""
         self.say(b"")
 
     def come_back(self) -> None:
@@ -79,11 +84,11 @@ class MetadataServer:
         self._free.set()
 
     def freeze(self) -> None:
-        """Accept connections, and answer none of them until it comes back."""
+        """Accept connections, but answer none of them until `come_back`."""
         self._free.clear()
 
     def forget_tokens(self) -> None:
-        """Make all tokens invalid that were issued."""
+        """Make all issued tokens invalid."""
         self._valid_until.clear()
 
     def close(self) -> None:
@@ -99,15 +104,15 @@ class MetadataServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what a request gets -------------------------------------------------------------------
+    # --- answers ---------------------------------------------------------------------------------
 
     def outburst(self) -> bytes | None:
-        """What is sent in place of an answer, if anything is; waits while the server is frozen."""
+        """Return the bytes to send instead of an answer, if any. Waits while frozen."""
         self._free.wait()
         return self._raw
 
     def token(self, ttl: str | None) -> tuple[int, bytes]:
-        """Status and body for who asks for a token."""
+        """Return status and body for a request of a token."""
         if ttl is None or not ttl.isdecimal() or not 1 <= int(ttl) <= _LONGEST_TTL_S:
             return HTTPStatus.BAD_REQUEST, b""
         if TOKEN in self._answers:
@@ -118,7 +123,7 @@ class MetadataServer:
         return HTTPStatus.OK, token.encode()
 
     def metadata(self, path: str, token: str | None) -> tuple[int, bytes]:
-        """Status and body for who asks for metadata."""
+        """Return status and body for a request of metadata."""
         if self._clock() >= self._valid_until.get(token or "", float("-inf")):
             self.refused += 1
             return HTTPStatus.UNAUTHORIZED, b""
@@ -126,7 +131,7 @@ class MetadataServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Knows whose requests it serves."""
+    """Handles the requests of one service."""
 
     daemon_threads = True
 
@@ -149,11 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(lambda: self.server.service.metadata(self.path, self.headers[_TOKEN_HEADER]))
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a test that fails shows what it looked at itself."""
+        """Log nothing. A failing test shows its own observations."""
 
     def _reply(self, answer: Callable[[], tuple[int, bytes]]) -> None:
         raw = self.server.service.outburst()
-        with contextlib.suppress(ConnectionError):  # who asked would not wait
+        # The client may have closed the connection.
+        with contextlib.suppress(ConnectionError):
             if raw is not None:
                 self.wfile.write(raw)
                 return

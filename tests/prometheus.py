@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes processes of this machine, and what it answers."""
+"""A real Prometheus that scrapes processes of this machine."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ class Line(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An alert's rule, as Prometheus tells how it does."""
+    """An alerting rule with its health and state."""
 
     name: str
-    health: str  # `ok`, `err`, or `unknown` before it was evaluated
-    state: str  # `inactive`, `pending` or `firing`
+    # `ok`, `err`, or `unknown` before its evaluation.
+    health: str
+    # `inactive`, `pending` or `firing`.
+    state: str
 
 
 class Prometheus:
-    """A server on this machine alone, which ends with this object.
+    """A server on this machine, which ends with this object.
 
     Args:
-        folder: For its data and its log; made if it is not there.
-        ports: Where to scrape, by service.
-        rules: A file of alerts.
-        scrape_s: Between scrapes, and between evaluations of rules; a whole number.
+        folder: Folder for its data and its log, created if it does not exist.
+        ports: Ports to scrape, by service.
+        rules: File of alerts.
+        scrape_s: Interval of scrapes and of rule evaluations, in whole seconds.
 
     Raises:
         UnavailableError: If it does not start.
@@ -73,7 +75,7 @@ class Prometheus:
         }
         (folder / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
         self._port = free_port()
-        self.rate_interval_s = 4 * scrape_s  # as Grafana makes $__rate_interval
+        self.rate_interval_s = 4 * scrape_s  # Grafana's $__rate_interval
         command = (
             program,
             f"--config.file={folder / 'prometheus.yml'}",
@@ -89,15 +91,15 @@ class Prometheus:
             raise
 
     def now(self, expression: str) -> list[Line]:
-        """What a query gives at this moment.
+        """Return the current result of a query.
 
         Raises:
-            OSError: If it makes no sense to Prometheus, or there is no answer.
+            OSError: If Prometheus rejects the query or does not answer.
         """
         return _lines(self._ask("query", query=expression))
 
     def alerts(self) -> list[Rule]:
-        """All rules."""
+        """Return all rules."""
         rules = [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
         return [Rule(rule["name"], rule["health"], rule["state"]) for rule in rules]
 
@@ -131,18 +133,18 @@ class Prometheus:
 
 
 def filled(expression: str, job: str, rate_interval_s: int) -> str:
-    """A query of a dashboard as Prometheus gets it.
+    """Return a dashboard's query as Grafana sends it to Prometheus.
 
     Args:
-        expression: As it stands in the dashboard.
-        job: That a person has chosen.
+        expression: Expression in the dashboard.
+        job: The selected job.
         rate_interval_s: Four times the interval of scrapes.
     """
     return expression.replace("$job_name", job).replace("$__rate_interval", f"{rate_interval_s}s")
 
 
 def finite(lines: Sequence[Line]) -> bool:
-    """Whether there is a number in them."""
+    """Return True if a line has a finite number."""
     return any(math.isfinite(value) for line in lines for _, value in line.points)
 
 

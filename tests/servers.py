@@ -1,6 +1,6 @@
-"""Kafka for tests: one embedded broker and one real one for the whole run, started when asked for.
+"""Kafka for tests: an embedded and a real broker for the whole run, started on demand.
 
-A test module that uses them says `pytest_plugins = ["tests.servers"]`.
+A test module requests them with `pytest_plugins = ["tests.servers"]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 
 
 def lacking(reason: str) -> NoReturn:
-    """Skip for want of a server, or fail where all servers must be there (CI)."""
+    """Skip because a server is missing, or fail if all servers are required (CI)."""
     if os.environ.get("TEST_REQUIRE_SERVERS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -41,7 +41,7 @@ def embedded_kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    # Indexes of a full segment's size, of hundreds of topics, take longer to recover than to start.
+    # Recovering full-size indexes of hundreds of topics takes longer than starting.
     small = "log.index.size.max.bytes=65536\n"
     folder = tmp_path_factory.mktemp("apache-kafka")
     with ApacheKafka(kafka_jars(), folder, properties=small) as kafka:
@@ -49,7 +49,7 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKaf
 
 
 def kafka_jars() -> Path:
-    """Where Apache Kafka is; skips where it cannot be had."""
+    """Return the folder of Apache Kafka's jars. Skips the test if they are not available."""
     if os.environ.get("TEST_WITHOUT_KAFKA") == "1":
         pytest.skip("TEST_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
     try:
@@ -64,9 +64,9 @@ def configure(
     settings: Mapping[str, str],
     kind: ResourceType = ResourceType.TOPIC,
 ) -> None:
-    """Somebody changes settings of a topic, or of a broker by its number; all see them afterwards.
+    """Change settings of a topic, or of a broker by its number. Returns when all brokers use them.
 
-    Kafka answers once its controller has them written; the broker hears of them a moment later.
+    Kafka answers once its controller has written them. The broker learns of them a moment later.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     entries = [

@@ -1,4 +1,4 @@
-"""The tables of docs/examples, as people have them: CSV with a header."""
+"""The tables of docs/examples in their original form: CSV with a header."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _FILES = {
     "connections": "streams/nsl-kdd-train-20percent.csv.gz",
     "clicks": "ctr/criteo-kaggle-train-head-1400.csv.gz",
 }
-_HEADERS = {  # of files without one
+# Headers of files without a header line.
+_HEADERS = {
     "connections": (
         "duration,protocol_type,service,flag,src_bytes,dst_bytes,land,wrong_fragment,urgent,hot,"
         "num_failed_logins,logged_in,num_compromised,root_shell,su_attempted,num_root,"
@@ -31,12 +32,12 @@ _HEADERS = {  # of files without one
 
 
 def job_file(example: str) -> Path:
-    """The job that reads a table."""
+    """Return the job that reads a table."""
     return _ROOT / "docs" / "examples" / f"{example}.yaml"
 
 
 def table(example: str, rows: int) -> bytes:
-    """The first rows of a table, with its header."""
+    """Return the first rows of a table, with its header."""
     lines = gzip.decompress((_DATA / _FILES[example]).read_bytes()).splitlines(keepends=True)
     if example in _HEADERS:
         lines.insert(0, _HEADERS[example].encode())

@@ -1,4 +1,4 @@
-"""Imports point one way: from higher floors to lower ones, and never round in a circle."""
+"""Imports only lead from higher floors to lower ones, without cycles."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 TREES = ("common", "services", "tests", "load")
-FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
-    ("doll",),  # a distribution of its own, in `common/public`
+# A folder imports folders of lower floors only. The root of `common/` holds `errors` alone.
+FLOORS = (
+    # Separate distribution, in `common/public`.
+    ("doll",),
     ("common.errors", "common.core"),
     ("common.data", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
@@ -42,7 +44,8 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("load",),
     ("tests",),
 )
-THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import it
+# Files outside `common/spot` and its service that import it.
+THROUGH_THE_WALL = (
     "common.telemetry.metrics.provisioner",
     # Routes, views and commands about machines, plans and simulations.
     *("services.admin.live.answers", "services.admin.live.followers"),
@@ -52,7 +55,8 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     "services.cli.demo.run",
     *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
-CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
+# Number of our files that a process imports, including lazy and type-only imports.
+CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
     "services.coordinator.__main__": 128,
@@ -68,7 +72,8 @@ CLOSURES = {  # files of ours that a process imports, lazy and type-only imports
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
-OUTSIDE = {  # of the standard library: clocks, chance, the machine
+# Modules of the standard library for clocks, random numbers and the machine.
+OUTSIDE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
 }
@@ -79,7 +84,8 @@ HOMES = {  # a client library has one home
     "aws_msk_iam_sasl_signer": ("common/kafka/opening.py",),
     "boto3": (
         *("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/opening.py"),
-        "services/cli/commands/parquet.py",  # asks which S3 server the environment names
+        # Reads which S3 server the environment names.
+        "services/cli/commands/parquet.py",
     ),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
@@ -162,7 +168,7 @@ def folder(name: str) -> str:
 
 
 def graph(*trees: str) -> dict[str, set[str]]:
-    """Which files of ours each file of ours imports."""
+    """Return our files that each of our files imports."""
     paths = {module(path): path for path in sources(*trees)}
     return {
         name: {
@@ -176,7 +182,7 @@ def graph(*trees: str) -> dict[str, set[str]]:
 
 
 def closure(process: str) -> set[str]:
-    """Files of ours that a process imports."""
+    """Return our files that a process imports."""
     arrows, found, new = graph("common", "services"), set[str](), {process}
     while new:
         found |= new
@@ -185,7 +191,7 @@ def closure(process: str) -> set[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """Files of a circle, if there is one."""
+    """Return the files of a cycle. Empty if there is none."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -194,7 +200,7 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def upward(arrows: dict[str, set[str]]) -> list[str]:
-    """Arrows from a folder to another one that is not on a lower floor."""
+    """Return imports from a folder to another that is not on a lower floor."""
     floors = {name: floor for floor, names in enumerate(FLOORS) for name in names}
     return [
         f"{name} imports {ours}"
@@ -232,7 +238,7 @@ def test_every_file_of_a_walk_is_there() -> None:
 
 
 def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
-    """A training engine can be read without it; an entry that is not needed any more goes."""
+    """Training can be understood without `common/spot`. Unused exceptions must be removed."""
     free = ("common.spot", "services.provisioner", "load", "tests")
     found = {
         name
@@ -332,7 +338,7 @@ def test_worker_learns_of_its_job_before_it_loads_torch() -> None:
 
 
 def loads_torch(*modules: str) -> bool:
-    """Whether PyTorch is there once these are imported."""
+    """Return True if these modules load PyTorch."""
     peek = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", peek], cwd=ROOT, capture_output=True, text=True, check=True

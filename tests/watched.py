@@ -1,7 +1,7 @@
-"""A small demo that Prometheus watches: all services on this machine, and something of everything.
+"""A small demo that Prometheus scrapes: all services on this machine, with every kind of data.
 
-Two streams of digits, now and then a record that does not decode; a coordinator and its standby;
-two workers started by hand, and those that a provisioner rents; an evaluator with a test set.
+It has two streams of digits, with some records that do not decode; a coordinator and its standby;
+two workers started by hand, and those that a provisioner rents; and an evaluator with a test set.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _GARBAGE_EVERY = 500  # records
 
 
 class Demo(NamedTuple):
-    """What runs."""
+    """The running job, Prometheus and workers."""
 
     job: str
     prometheus: Prometheus
@@ -72,16 +72,16 @@ class Demo(NamedTuple):
 def watched_demo(
     program: str, folder: Path, records_per_s: float, coordinators: int
 ) -> Iterator[Demo]:
-    """Start it all, and end it.
+    """Start a job with its services and Prometheus, and stop them at the end.
 
     Args:
-        program: Prometheus.
-        folder: For logs and data; there is none of this name yet, or it is empty.
-        records_per_s: Of both streams together.
-        coordinators: One leads.
+        program: Path of Prometheus.
+        folder: Folder for logs and data. It must be empty or not exist.
+        records_per_s: Rate of both streams together.
+        coordinators: Number of coordinators. One of them leads.
 
     Raises:
-        UnavailableError: If something does not start.
+        UnavailableError: If a process does not start.
     """
     logs = folder / "logs"
     logs.mkdir(parents=True)
@@ -121,7 +121,7 @@ def watched_demo(
 
 @contextmanager
 def _fed(log: Log, spec: JobSpec, records_per_s: float) -> Iterator[None]:
-    """Write digits into the streams at a rate meanwhile; the test set first."""
+    """Write digits into the streams at a rate in the background. The test set is written first."""
     digits, codec = load_digits(), codec_of(spec.records)
     values = cycle(list(codec.encode(digits.train)))
     places = cycle([(stream, n) for stream in spec.streams for n in range(_PARTITIONS)])

@@ -1,23 +1,23 @@
-"""A clock that stands still until it is moved."""
+"""A manual clock."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Seconds that pass when a test says so; call it to read it."""
+    """Clock that only a test advances. Call it to read it."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
 
     def __call__(self) -> float:
-        """The time that it shows."""
+        """Return the current time."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass.
+        """Advance the time.
 
         Raises:
-            ValueError: If it would go back.
+            ValueError: If the time would decrease.
         """
         if seconds < 0:
             raise ValueError(f"time does not go back by {-seconds} s")

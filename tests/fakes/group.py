@@ -1,6 +1,6 @@
-"""Groups in memory (`common.collectives.port`): members are threads, the network breaks.
+"""Groups in memory (`common.collectives.port`): members are threads, and a test breaks the network.
 
-As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for all the others.
+A group breaks as a whole, as with gloo: a member that raises or leaves breaks it for all others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _Parts: TypeAlias = "Sequence[Vector]"
 
 @dataclass
 class _Meeting:
-    """What members of one group share."""
+    """State that the members of one group share."""
 
     joined: set[int] = field(default_factory=set)  # ranks
     broken: bool = False
-    parts: dict[tuple[int, int], _Parts] = field(default_factory=dict)  # by call and rank
+    # Keyed by call and rank.
+    parts: dict[tuple[int, int], _Parts] = field(default_factory=dict)
 
 
 class MemoryNetwork:
-    """What connects members; a test breaks it. Members are known by their addresses."""
+    """Connects members, which it knows by their addresses. A test can break it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()  # guards all that follows
@@ -43,31 +44,31 @@ class MemoryNetwork:
         self._members = 0
 
     def groups(self) -> MemoryGroups:
-        """A member's way in."""
+        """Return a transport for a member."""
         with self.changed:
             self._members += 1
             return MemoryGroups(self, f"127.0.0.1:{self._members}")
 
     def kill(self, address: str) -> None:
-        """End a member."""
+        """Crash a member."""
         with self.changed:
             self.dead.add(address)
             self.changed.notify_all()
 
     def freeze(self, address: str) -> None:
-        """Let a member stand still for ever, while its machine answers."""
+        """Freeze a member for ever. Its machine still answers."""
         with self.changed:
             self.frozen.add(address)
 
     def cut(self, one: str, other: str) -> None:
-        """Let two members reach each other no more."""
+        """Cut the connection between two members."""
         with self.changed:
             self.cuts.add(frozenset((one, other)))
             self.changed.notify_all()
 
 
 class MemoryGroups:
-    """One member's way into groups; shared between threads."""
+    """A member's transport, which creates its groups. Threads may share it."""
 
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         self._network = network
@@ -83,7 +84,7 @@ class MemoryGroups:
 
 
 class MemoryGroup:
-    """One member's part in a group; all but `abort` belong to one thread."""
+    """A member's part in a group. All methods but `abort` belong to one thread."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class MemoryGroup:
             self._network.changed.notify_all()
 
     def _met(self, parts: _Parts) -> list[_Parts]:
-        """Meet all the others in their call of this number; returns what they brought, by rank."""
+        """Meet all others in their call of this number. Returns what each contributed, by rank."""
         self._calls += 1
         with self._network.changed:
             if self._meeting.broken or self._rank not in self._meeting.joined:
@@ -150,10 +151,10 @@ class MemoryGroup:
             return [met[key] for key in keys]
 
     def _await(self, holds: Callable[[], bool]) -> None:
-        """Wait, with the lock in hand.
+        """Wait for a condition while holding the lock.
 
         Raises:
-            GroupError: If the group breaks before it holds, or it takes too long.
+            GroupError: If the group breaks first, or the wait takes too long.
         """
         network, deadline = self._network, monotonic() + self._timeout_s
         own = self._members[self._rank].address

@@ -1,4 +1,4 @@
-"""Notices in memory, given by hand."""
+"""Preemption notices in memory, given by tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from common.notices.ec2 import Notice
 
 
 class MemoryNotices:
-    """A machine whose provider is the test."""
+    """A machine whose test plays the provider."""
 
     def __init__(self) -> None:
         self.looks = 0  # how often somebody looked
@@ -21,15 +21,15 @@ class MemoryNotices:
         return self._interruption
 
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
-        """Give notice: the machine goes then."""
+        """Give notice that the machine ends at this time."""
         self._interruption = Notice(at_s, action)
 
     def talk_nonsense(self) -> None:
-        """Say something that is no notice, where an interruption would stand."""
+        """Answer with text that is no notice."""
         self._interruption = None
 
     def go_away(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._away = True
 
     def come_back(self) -> None:

@@ -1,4 +1,4 @@
-"""A tracer in memory, to see what was told."""
+"""Tracer in memory that shows tests its spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RecordedSpan(NamedTuple):
-    """A span as it was told."""
+    """A span as the code under test recorded it."""
 
     trace: BatchTrace
     name: SpanName
@@ -35,7 +35,7 @@ class MemoryTracer:
         self._ratio = ratio
 
     def trace(self, job: str, address: Address) -> BatchTrace | None:
-        """The trace of a batch, None where it is not sampled."""
+        """Return the trace of a batch. None if the batch is not sampled."""
         trace = trace_of(job, address)
         return trace if is_sampled(trace, self._ratio) else None
 
@@ -50,13 +50,13 @@ class MemoryTracer:
         error: str = "",
         **attributes: Attribute,
     ) -> None:
-        """Keep it."""
+        """Record a span."""
         self.spans.append(RecordedSpan(trace, name, start_s, end_s, root, error, attributes))
 
     def close(self) -> None:
-        """Remember that it was closed."""
+        """Record that the tracer was closed."""
         self.closed = True
 
     def named(self, name: SpanName) -> list[RecordedSpan]:
-        """The spans of this name, as they were told."""
+        """Return the recorded spans of this name."""
         return [span for span in self.spans if span.name == name]

@@ -1,4 +1,4 @@
-"""An experiment tracker in memory that may be away, refuse, or lose its answers."""
+"""An experiment tracker in memory that can be unavailable, refuse calls or lose its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.tracking.port import Metric, ModelVersion, RunStatus, TrackedRun
 
 @dataclass
 class MemoryRun:
-    """A run as it is kept."""
+    """A stored run."""
 
     experiment: str
     name: str
@@ -23,7 +23,7 @@ class MemoryRun:
 
 @dataclass
 class MemoryVersion:
-    """A model's version as it is kept."""
+    """A stored version of a model."""
 
     source: str
     run: str
@@ -31,15 +31,18 @@ class MemoryVersion:
 
 
 class MemoryTracking:
-    """All of it lies open, for tests to look at and to break."""
+    """An MLflow-like store whose content tests may read and change."""
 
     def __init__(self) -> None:
         self.experiments = {"Default"}
         self.runs = dict[str, MemoryRun]()
-        self.models = dict[str, dict[str, MemoryVersion]]()  # by name and number
+        # Keyed by name and version number.
+        self.models = dict[str, dict[str, MemoryVersion]]()
         self.aliases = dict[tuple[str, str], str]()
-        self.error: DollError | None = None  # what each call raises
-        self.loses_answers = False  # does what is asked, and says nothing
+        # Raised by each call.
+        self.error: DollError | None = None
+        # True: carries each call out, but loses the answer.
+        self.loses_answers = False
         self.calls = 0
 
     def begin(
@@ -103,7 +106,7 @@ class MemoryTracking:
         self._answers()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     def _run(self, run: str) -> MemoryRun:
         if run not in self.runs:

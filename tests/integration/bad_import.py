@@ -1,4 +1,4 @@
-"""A module of a task that cannot be imported, though it is there and listed."""
+"""A listed task's module that exists, but raises at its import."""
 
 from __future__ import annotations
 

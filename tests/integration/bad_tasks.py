@@ -1,4 +1,4 @@
-"""Tasks that can be submitted where they are listed, and are wrong each in its way."""
+"""Tasks that pass submission if they are registered, each with a bug of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RefusesOptions(CountingTask):
-    """Refuses what its job file says."""
+    """Rejects the options in its job file."""
 
     def __init__(self, records: int) -> None:
         super().__init__(records)
@@ -26,7 +26,7 @@ class RefusesOptions(CountingTask):
 
 
 class RaisesInBuild(CountingTask):
-    """Has a bug where it makes its model."""
+    """Raises where it builds its model."""
 
     def build(self) -> nn.Module:
         """Raise.
@@ -40,7 +40,7 @@ class RaisesInBuild(CountingTask):
 class _Huge(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.empty(2**50))  # 4 PiB: more than any process can address
+        self.weights = nn.Parameter(torch.empty(2**50))  # 4 PiB
 
     def forward(self, ids: Tensor) -> Tensor:
         found: Tensor = self.weights[ids]
@@ -48,28 +48,28 @@ class _Huge(nn.Module):
 
 
 class TooLarge(CountingTask):
-    """Asks for more memory than there is."""
+    """Needs more memory than the machine has."""
 
     def build(self) -> nn.Module:
-        """Make, or rather try to make, the model."""
+        """Try to build the model."""
         return _Huge()
 
 
 class Unlisted(CountingTask):
-    """Nothing is wrong with it, but that not every process may import it."""
+    """Has no bug, but only some processes may import it."""
 
 
 class EndsItsProcess(CountingTask):
-    """Ends the worker at its first loss, as a fault in a library of C would."""
+    """Kills the worker at its first loss, as a fault in a C library would."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """End the process."""
+        """Kill the process."""
         del outputs, records
         os._exit(7)
 
 
 class Mended(CountingTask):
-    """Has a bug in its loss for as long as a file is there: somebody mends it meanwhile.
+    """Has a bug in its loss while a file exists. A test deletes the file to fix the bug.
 
     Args:
         records: As of the counting task.
@@ -81,10 +81,10 @@ class Mended(CountingTask):
         self._bug = Path(bug)
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights themselves, once it is mended.
+        """Return the weights (n,), once the bug is fixed.
 
         Raises:
-            KeyError: As long as it is not.
+            KeyError: While the bug exists.
         """
         if self._bug.exists():
             return records["lable"]
@@ -92,49 +92,49 @@ class Mended(CountingTask):
 
 
 class Normalised(CountingTask):
-    """Learns nothing wrong, but its network refuses a batch of one record."""
+    """Learns correctly, but its network refuses a batch of one record."""
 
     def build(self) -> nn.Module:
-        """Make the counting model beside a batch normalization."""
+        """Build the counting model beside a batch normalization."""
         module = super().build()
         module.add_module("norm", nn.BatchNorm1d(1, affine=False))
         return module
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights, to which the normalized ones add nothing."""
+        """Return the weights (n,), plus the normalized ones, which add zero."""
         outputs = super().forward(module, records)
         normalised: Tensor = module.get_submodule("norm")(outputs[:, None])
         return outputs + 0 * normalised[:, 0].detach()
 
 
 class Detached(CountingTask):
-    """Cuts its loss off from the network."""
+    """Detaches its loss from the network."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) losses without a gradient."""
+        """Return losses (n,) without a gradient."""
         return super().losses(outputs, records).detach()
 
 
 class NamesLoss(CountingTask):
-    """Has a metric of a reserved name."""
+    """Has a metric with a reserved name."""
 
     def metrics(self, outputs: Tensor, _records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) under the name of the loss."""
+        """Return a metric (n,) under the name of the loss."""
         return {"loss": outputs}
 
 
 class NoValues(CountingTask):
-    """Has a metric that no record has a value of, and one that every other record has one of."""
+    """Has a metric without values, and one with a value for every other record."""
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) NaN, and 1 for even ids."""
+        """Return NaN, and 1 for even ids, (n,) each."""
         nan = float("nan")
         return {"none": outputs * nan, "even": torch.where(records["id"] % 2 == 0, 1.0, nan)}
 
 
 class Averages(CountingTask):
-    """Gives the mean of the losses instead of one for each record."""
+    """Returns the mean loss instead of one loss per record."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """() their mean, which is wrong."""
+        """Return the mean, (), which is wrong."""
         return super().losses(outputs, records).mean()

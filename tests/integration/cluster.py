@@ -1,4 +1,4 @@
-"""A cluster of real processes on real servers, for tests that kill some of them."""
+"""A cluster of real processes on real servers, for tests that kill processes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
-PAUSE_S = 0.02  # between looks at a condition
+PAUSE_S = 0.02  # seconds between two polls
 
 
 @contextmanager
 def served(settings: Settings, logs: Path) -> Iterator[Settings]:
-    """Run an admin service; yields the settings of a command that asks it."""
+    """Run an admin service. Yields settings for a command that connects to it."""
     page = open_page(settings, logs, f"commands-{token_hex(4)}", "operator")
     try:
         page.await_ready(lambda: False)
@@ -56,9 +56,9 @@ def served(settings: Settings, logs: Path) -> Iterator[Settings]:
 def await_condition(
     condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
 ) -> None:
-    """Wait until something is so; fail with what it was if it never is.
+    """Wait until a condition holds. Fails with its description if it never does.
 
-    Where a server is unavailable nobody knows it yet; its clients connect by themselves.
+    Clients reconnect to an unavailable server by themselves, so the wait ignores such errors.
     """
 
     def holds() -> bool:
@@ -70,7 +70,8 @@ def await_condition(
     deadline = time.monotonic() + patience_s
     pause = 0.01
     while True:
-        # Read before the condition is: this process may be stopped for long right after that.
+        # Read before the condition is evaluated, because this process may be stopped for long after
+        # that.
         is_late = time.monotonic() > deadline
         if holds():
             return
@@ -83,14 +84,14 @@ class Cluster:
     """Coordinators and workers as processes, all for one job of the counting model.
 
     Args:
-        settings: Of the servers.
-        folder: For logs.
-        name: The job's name; its streams are `<name>-a` and `<name>-b`, two partitions each.
-        records: Ids from 0.
+        settings: Settings of the servers.
+        folder: Folder for logs.
+        name: The job's name. Its streams are `<name>-a` and `<name>-b`, two partitions each.
+        records: Number of records. Ids start at 0.
         options: Further lines of the job file.
         poison: See `CountingTask`.
-        seconds: Likewise.
-        entrypoint: Of a counting task.
+        seconds: See `CountingTask`.
+        entrypoint: Entry point of a counting task.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 -- whatever of a cluster a test wants another of
@@ -137,17 +138,17 @@ class Cluster:
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
-        """Start a worker, of another job if one is named, or a coordinator."""
+        """Start a coordinator, or a worker of this job or of another one."""
         self._start(service, name, ["--job", job or self.job] * (service == "worker"), settings)
 
     def start_double(self, name: str) -> str:
-        """Start another process of a worker's name; returns what it is called here."""
+        """Start another process with a worker's name. Returns its name in this cluster."""
         called = f"{name}-double"
         self._start("worker", name, ["--job", self.job], {}, called)
         return called
 
     def start_free_worker(self, name: str, **settings: object) -> None:
-        """Start a worker that goes to whichever job needs it."""
+        """Start a worker that serves any job."""
         self._start("worker", name, [], settings)
 
     def _start(
@@ -166,27 +167,27 @@ class Cluster:
         self._children[called] = Child(command, log, environment, forks=True)
 
     def kill(self, name: str) -> None:
-        """Kill a process without notice."""
+        """Kill a process with SIGKILL."""
         self._children.pop(name).kill()
 
     def freeze(self, name: str) -> None:
-        """Let a process do nothing at all until `thaw`."""
+        """Freeze a process until `thaw`."""
         os.kill(self._children[name].pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let it go on as if nothing had happened."""
+        """Continue a frozen process."""
         os.kill(self._children[name].pid, signal.SIGCONT)
 
     def stop(self, name: str) -> None:
-        """Ask a process to end, and wait."""
+        """Send SIGTERM to a process, and wait for its end."""
         self._children.pop(name).stop(30.0)
 
     def ended(self) -> list[str]:
-        """Processes that are not there any more, though nobody killed or stopped them."""
+        """Return processes that ended without being killed or stopped."""
         return [name for name, child in self._children.items() if not child.running()]
 
     def close(self) -> None:
-        """End all processes, and all jobs: those of later tests would take part in them too."""
+        """Stop all processes and jobs. Processes of later tests must not serve these jobs."""
         self._writer.close()
         for child in self._children.values():
             child.kill()
@@ -201,16 +202,16 @@ class Cluster:
         return True
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self.folder / f"{name}.log").read_text()
 
     def has_led(self, name: str) -> bool:
-        """Whether a coordinator says that it led this job, or does."""
+        """Return True if a coordinator logged that it leads this job, now or earlier."""
         lines = self.said(name).splitlines()
         return any(" leader_elected " in line and f" job={self.job} " in line for line in lines)
 
     def produce(self, count: int, garbage_every: int = 0) -> None:
-        """Write the next ids, spread over all partitions; some records beside them are garbage."""
+        """Write the next ids to all partitions, and some garbage between them."""
         ids = np.arange(self._produced, self._produced + count)
         for number, value in zip(
             ids.tolist(), codec_of(self.spec.records).encode({"id": ids}), strict=True
@@ -224,8 +225,9 @@ class Cluster:
         self._produced += count
 
     def produce_to(self, stream: str, ids: range, partition: int | None = None) -> None:
-        """Write these ids to one stream, of two partitions, or to one of them."""
-        log = open_log(self.settings)  # a producer that knows nothing of what was before
+        """Write these ids to one stream, which has two partitions, or to one of its partitions."""
+        # This producer has no state of earlier records.
+        log = open_log(self.settings)
         writer = log.writer()
         values = codec_of(self.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
@@ -235,11 +237,11 @@ class Cluster:
         log.close()
 
     def record(self) -> JobRecord:
-        """The job as the jobs topic has it."""
+        """Return the job's record from the jobs topic."""
         return self._job_store.get(self.job)
 
     def wanted(self) -> str:
-        """What the jobs topic wants of the job."""
+        """Return the job's desired state in the jobs topic."""
         return self.record().wanted
 
     def want(self, wanted: Wanted) -> None:
@@ -247,18 +249,18 @@ class Cluster:
         self._job_store.patch(self.job, "the test says so", wanted=wanted)
 
     def purge(self) -> Remains:
-        """Make the job's name free."""
+        """Free the job's name."""
         return purge(self.job, self._job_store, connect(self.settings))
 
     def submit_again(self) -> str:
-        """Submit the job once more; returns its id."""
+        """Submit the job again. Returns its id."""
         self.board.close()
         self._counting = CountingJob(self.spec, self.settings, self.log, partitions=2)
         self.board = self._counting.board
         return self._counting.record.id
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
-        """Let the job go on after it was held for a loss."""
+        """Resume the job after it was held for lost records."""
         self._job_store.patch(
             self.job, "the test says so", after_loss=AfterLoss(read_from=read_from)
         )
@@ -268,30 +270,30 @@ class Cluster:
         self._job_store.patch(self.job, "the test says so", changed=changed)
 
     def bootstrap(self) -> str:
-        """Kafka's address, for a plain client."""
+        """Return Kafka's address for a plain client."""
         embedded = self.settings.embedded_kafka
         return EmbeddedControl(embedded).address() if embedded else self.settings.kafka
 
     def leader_status(self) -> LeaderStatus | None:
-        """The leader's status."""
+        """Return the leader's status."""
         return self.board.get_leader_status()
 
     def version(self) -> int:
-        """Updates on the audit trail that count."""
+        """Return the number of updates that count on the audit trail."""
         return len(self.audit().updates)
 
     def drained(self) -> bool:
-        """Whether everything produced is settled."""
+        """Return True if every produced record is settled."""
         return self._counting.drained()
 
     def audit(self) -> Audit:
-        """Fold both topics."""
+        """Fold both topics into an audit."""
         return self._counting.audit()
 
     def weights(self) -> Vector:
-        """(records,) the weights of the hot snapshot that has all updates of the audit."""
+        """Return weights (records,) of the hot snapshot that has all updates of the audit."""
         return self._counting.weights(self.audit())
 
     def blobs(self) -> list[str]:
-        """Names in object storage."""
+        """Return the names in object storage."""
         return open_blobs(self.settings).names("")

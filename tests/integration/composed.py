@@ -1,4 +1,4 @@
-"""The services of docker-compose.yml as processes: as the file says, but for hosts and ports."""
+"""The services of docker-compose.yml as processes, as in the file except for hosts and ports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KAFKA = ROOT / "deploy/compose/kafka/server.properties"
-CLI = (sys.executable, "-m", "services.cli")  # what the entry point of the images starts
+CLI = (sys.executable, "-m", "services.cli")  # the entry point of the images
 STOP_S = 20.0
 
 
 class ComposedKafka(ApacheKafka):
-    """Apache Kafka with the properties that its container has; `host_port` is the published one."""
+    """Apache Kafka with the properties of its container. `host_port` is the published port."""
 
     def _write_configuration(self) -> None:
         super()._write_configuration()  # where logs go
@@ -48,7 +48,7 @@ class ComposedKafka(ApacheKafka):
 
 
 def kafka_variables(kafka: Part) -> dict[str, str]:
-    """The variables of Kafka's container after its image's entry point has looked at them."""
+    """Return the variables of Kafka's container as its entry point changes them."""
     variables = compose.environment_of(kafka)
     advertised = variables["KAFKA_ADVERTISED_LISTENERS"]
     listeners = re.sub(r"://[^:]*:", "://0.0.0.0:", advertised)
@@ -56,7 +56,7 @@ def kafka_variables(kafka: Part) -> dict[str, str]:
 
 
 def kafka_properties(kafka: Part) -> dict[str, str]:
-    """What of them the image adds to the file of properties."""
+    """Return the variables of Kafka that its image writes into the properties file."""
     names = {name: name.removeprefix("KAFKA_").lower() for name in kafka_variables(kafka)}
     return {
         property_.replace("_", "."): kafka_variables(kafka)[name]
@@ -67,7 +67,7 @@ def kafka_properties(kafka: Part) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where this machine has what the file calls by name."""
+    """Addresses on this machine of the servers that the file names."""
 
     kafka: str
     redis: str
@@ -76,22 +76,23 @@ class Servers:
 
 
 class Stack:
-    """Containers of ours, as processes.
+    """Our containers, as processes.
 
     Args:
-        servers: Those of the test.
-        folder: For logs and temporary files.
+        servers: Servers of the test.
+        folder: Folder for logs and temporary files.
     """
 
     def __init__(self, servers: Servers, folder: Path) -> None:
         self.servers = servers
         self.api_port = free_port()
-        self.metrics_ports = dict[str, int]()  # by container
+        # Keyed by container.
+        self.metrics_ports = dict[str, int]()
         self._folder = folder
         self._children = dict[str, Child]()
 
     def up(self, name: str, count: int = 1) -> None:
-        """Start containers of a service."""
+        """Start the containers of a service."""
         service = compose.services()[name]
         for number in range(1, count + 1):
             container = f"{name}-{number}"
@@ -104,7 +105,7 @@ class Stack:
             )
 
     def environment(self, service: Part, metrics_port: int) -> dict[str, str]:
-        """The variables of a container, and what a process needs that is in none."""
+        """Return a container's variables, plus those that a process needs without a container."""
         variables = compose.environment_of(service)
         replaced = {
             "DOLL_KAFKA": self.servers.kafka,
@@ -127,13 +128,14 @@ class Stack:
         }
 
     def well(self) -> bool:
-        """Whether the health check of every container says so."""
+        """Return True if the health checks of all containers pass."""
         return all(self._well(container) for container in self.metrics_ports)
 
     def _well(self, container: str) -> bool:
         with (
             socket.socket() as probe
-        ):  # a process for each look would keep the others from starting
+            # Each poll starts a process. Frequent polls would slow the services down.
+        ):
             if probe.connect_ex(("127.0.0.1", self.metrics_ports[container])) != 0:
                 return False
         service = compose.services()[container.rpartition("-")[0]]
@@ -148,13 +150,13 @@ class Stack:
         return done.returncode == 0
 
     def scraped(self, container: str) -> str:
-        """What Prometheus would get from it."""
+        """Return the metrics that Prometheus would scrape from a container."""
         address = f"http://127.0.0.1:{self.metrics_ports[container]}/metrics"
         with urlopen(address, timeout=5.0) as answer:
             return str(answer.read().decode())
 
     def ended(self) -> list[str]:
-        """Containers that have ended, with what they said last."""
+        """Return the containers that have ended, with their last output."""
         return [
             f"{name}: {child.last_words()}"
             for name, child in self._children.items()
@@ -162,7 +164,7 @@ class Stack:
         ]
 
     def stop(self) -> dict[str, int | None]:
-        """Ask all to end, as `docker-compose stop` does; returns how each did."""
+        """Send SIGTERM to all, as `docker-compose stop` does. Returns their exit statuses."""
         for child in self._children.values():
             child.ask_to_end()
         for child in self._children.values():
@@ -170,13 +172,13 @@ class Stack:
         return {name: child.exit_code for name, child in self._children.items()}
 
     def kill(self) -> None:
-        """End all that still run."""
+        """Kill all that still run."""
         for child in self._children.values():
             child.kill()
 
 
 def compose_program(folder: Path, stack: Stack, doll: Path) -> None:
-    """A `docker-compose` that knows `run --rm SERVICE COMMAND...` alone, and runs it here."""
+    """Write a `docker-compose` that only supports `run --rm SERVICE COMMAND...`."""
     service = compose.services()["admin"]
     variables = stack.environment(service, 0)
     exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
@@ -190,5 +192,5 @@ def compose_program(folder: Path, stack: Stack, doll: Path) -> None:
 
 
 def _known(replaced: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What the container has a variable for: it gets no other."""
+    """Return the replaced values of variables that the container has. It gets no others."""
     return {name: value for name, value in replaced.items() if name in variables}

@@ -1,4 +1,4 @@
-"""What a process of the fork server sees of itself: run as a module, in a process of its own."""
+"""Report what a process of the fork server sees of itself. Runs as a module in its own process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if __name__ == "__main__":
         "chance": float(np.random.rand()),  # noqa: NPY002 -- the one that everybody shares
         "files": sorted(int(each.name) for each in Path("/proc/self/fd").iterdir()),
         "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-        # Works only where the threads of torch's gradients were not begun before.
+        # Works only if the threads of torch's gradients were not started before the fork.
         "gradient": torch.autograd.grad(torch.sum(ones), ones)[0].sum().item(),
     }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     if sys.argv[1] == "wait":
-        # A core would be left in the working directory.
+        # Otherwise a core file would be left in the working directory.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.pause()
     sys.exit(int(sys.argv[1]))

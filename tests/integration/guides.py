@@ -1,9 +1,9 @@
-"""Reads the guides of docs/ as a shell would, and runs all their commands, one after the other.
+"""Reads the guides of docs/ as a shell would, and runs all their commands in order.
 
-In a `console` block a line that begins with `$` is a command, and what follows is its answer, in
-which `...` stands for anything and white space for nothing. `sh` blocks are run as they are, and
-`python` blocks as programs; both have to succeed. Blocks of other kinds are for people. The cells
-of a notebook are one program.
+In a `console` block, a line that begins with `$` is a command, and the lines below are its answer.
+In an answer, `...` stands for anything, and white space is ignored. `sh` blocks run as they are,
+and `python` blocks run as programs. Both must succeed. Other blocks are for readers only. The cells
+of a notebook form one program.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ END = " ---"
 
 
 class Command(NamedTuple):
-    """What is to be run, and what it shall answer; None: whatever it says, it has to succeed."""
+    """A command and the answer that the guide shows. None: any answer, but it must succeed."""
 
     text: str
     answer: str | None
 
 
 def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a guide, each with its kind."""
+    """Yield the fenced blocks of a guide, each with its kind."""
     text = (DOCS / guide).read_text()
     if guide.endswith(".ipynb"):
         cells = [each["source"] for each in json.loads(text)["cells"] if "outputs" in each]
@@ -44,7 +44,7 @@ def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
 
 
 def commands(guide: str) -> Iterator[Command]:
-    """All that a reader would paste, in order."""
+    """Yield everything that a reader would paste, in order."""
     for kind, block in blocks(guide, "sh", "console", "python"):
         if kind == "sh":
             yield Command(block, None)
@@ -53,20 +53,20 @@ def commands(guide: str) -> Iterator[Command]:
         else:
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 lines = part.splitlines()
-                # A command goes on where a line is indented, as a shell shows it.
+                # Indented lines continue a command, as a shell shows them.
                 own = 1 + sum(1 for _ in re.finditer(r"\n    ", part))
                 yield Command("\n".join(lines[:own]), "\n".join(lines[own:]))
 
 
 def answers(answer: str, expected: str) -> bool:
-    """Whether an answer is as the text says."""
+    """Return True if an answer matches the text."""
     parts = ["".join(part.split()) for part in expected.split("...")]
     pattern = ".*".join(map(re.escape, parts))
     return re.fullmatch(pattern, "".join(answer.split()), re.DOTALL) is not None
 
 
 def programs(folder: Path, doll: Path) -> str:
-    """A PATH on which `doll` is this program, and `python` is ours."""
+    """Return a PATH with this program as `doll`, and our `python`."""
     folder.mkdir()
     for name, program in (("doll", doll), ("python", Path(sys.executable))):
         (folder / name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
@@ -81,19 +81,20 @@ def what_goes_wrong(
     timeout_s: float,
     port: str = "8080",
 ) -> str:
-    """Run guides in one shell; returns what failed or answered otherwise, empty if nothing did.
+    """Run guides in one shell. Returns failures and wrong answers; empty if all is well.
 
     Args:
-        guides: Their files in docs/, in the order in which they are read.
-        folder: Where the reader is.
-        environment: The reader's.
-        timeout_s: For all of it.
-        port: Of the admin service, which the guides take for 8080.
+        guides: The guides' files in docs/, in reading order.
+        folder: The reader's working directory.
+        environment: The reader's environment variables.
+        timeout_s: Time for all commands together.
+        port: Port of the admin service. The guides say 8080.
     """
     given = [command for guide in guides for command in commands(guide)]
     assert given, f"{guides} have no command"
     script = "".join(
-        # A line of its own for each, so that a mistake in one is not one of all; a status is told.
+        # Each command has a line of its own, so that one syntax error does not break the others.
+        # Its exit status is reported.
         f"{command.text}\n_status=$?\n"
         f"echo; echo {shlex.quote(MARK.format(number))}$_status{shlex.quote(END)}\n"
         for number, command in enumerate(given)
@@ -106,10 +107,11 @@ def what_goes_wrong(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that services which it starts can be ended with it
+        # A new session, so that services that the shell starts can be stopped with it.
+        start_new_session=True,
     )
     try:
-        # A service in the background holds the pipe open as long as it lives.
+        # A service in the background holds the pipe open until it ends.
         ending = "kill -KILL $(jobs -p) 2>/dev/null\nwait 2>/dev/null\n"
         said, _ = shell.communicate(f"{script}\n{ending}", timeout=timeout_s)
     finally:

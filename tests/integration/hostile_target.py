@@ -1,6 +1,7 @@
-"""A process that answers requests on a free port: the admin service, or a model server.
+"""A process that answers requests on a free port, as the admin service or a model server.
 
-Used as `python -m tests.integration.hostile_target admin|digits|clicks`; prints the port and a key.
+Run it as `python -m tests.integration.hostile_target admin|digits|clicks`. It prints its port and
+a key.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main(kind: str) -> None:
         settings = world.settings
         server = HttpServer(world.app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
         key = "none"
-        keep_imports()  # as `services.serve` does
+        keep_imports()  # `services.serve` does the same
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         print(listening.getsockname()[1], key, flush=True)  # noqa: T201 -- for the test
         server.run([listening])

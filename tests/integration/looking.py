@@ -1,4 +1,4 @@
-"""How a job is and how far, read from Kafka and Redis as the admin service does."""
+"""Read a job's state and progress from Kafka and Redis, as the admin service does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def progress_of(
     record: JobRecord, log: Log, open_board: Callable[[str], Board], now_s: float
 ) -> JobProgress:
-    """Read a job's history to its end, and look once at its board and streams."""
+    """Read a job's history to its end, and poll its board and streams once."""
     with closing(HistoryReader(record.id, log)) as history:
         progress = JobProgress(record, history.updates_start, history.control_start)
         while not history.caught_up:

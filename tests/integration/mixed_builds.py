@@ -1,4 +1,4 @@
-"""The counting task in two builds: the environment says in which order the model has its layers."""
+"""Counting task with two builds. An environment variable sets the order of the model's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDER = "TEST_LAYERS"
 
 
 class _Layered(nn.Module):
-    """(records,) one weight per record id, in two layers of one size."""
+    """One weight (records,) per record id, in two layers of equal size."""
 
     def __init__(self, records: int, order: list[str]) -> None:
         super().__init__()
@@ -22,14 +22,14 @@ class _Layered(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(records // 2)))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(n,) the weights of these ids."""
+        """Return the weights (n,) of these ids."""
         weights: Tensor = torch.cat([self.get_parameter("low"), self.get_parameter("high")])[ids]
         return weights
 
 
 class LayeredTask(CountingTask):
-    """A worker of the other build would learn each record at another one's place."""
+    """Counts records. A worker of the other build would add to the weight of a different record."""
 
     def build(self) -> nn.Module:
-        """Make the model."""
+        """Build the model."""
         return _Layered(self._records, os.environ.get(ORDER, "low,high").split(","))

@@ -1,4 +1,4 @@
-"""Programs of a plain image, run as an engine runs them: its variables and its user, no others."""
+"""Programs of a plain image, run with the variables and the user that an engine would set."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlainContainer:
-    """An image, and the variables that somebody gives to it.
+    """A process in an image's directory, with the variables that a user sets.
 
     Args:
-        image: It is built.
+        image: An image that is built already.
         given: Variables besides the image's own.
-        own_user: As whoever runs the test, who reaches embedded servers; else as the image's user
-            wherever that can be.
+        own_user: True: run as the user of the test, who can connect to embedded servers. False: run
+            as the image's user if possible.
     """
 
     image: PlainImage
@@ -35,19 +35,20 @@ class PlainContainer:
 
     @property
     def user(self) -> int:
-        """Who its processes are."""
-        torch = self.image.packages / "torch"  # linked from where only we may read, perhaps
+        """Return the user id of the processes."""
+        # Perhaps a link to a folder that only our user may read.
+        torch = self.image.packages / "torch"
         readable = not torch.exists() or may_enter(torch.resolve() / "__init__.py")
         able = os.getuid() == 0 and python_for_everybody() is not None and readable
         return self.image.user if able and not self.own_user else os.getuid()
 
     @contextmanager
     def running(self, arguments: Sequence[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the entry point; it is killed in the end if it still runs.
+        """Run the entry point. It is killed at the end of the context.
 
         Args:
             arguments: The container's command.
-            said: Where its output goes.
+            said: Destination of its output.
         """
         nobody = self.user == self.image.user
         with (
@@ -70,10 +71,10 @@ class PlainContainer:
                 process.kill()
 
     def ran(self, *command: str) -> str:
-        """Run a program to its end, as `docker exec` would; gives its standard output.
+        """Run a program as `docker exec` would. Returns its standard output.
 
         Raises:
-            AssertionError: If it does not end with 0; says what it said.
+            AssertionError: If it exits with another status than 0. Contains its output.
         """
         done = subprocess.run(  # noqa: S603 -- programs of our own image
             self._found(command),

@@ -1,17 +1,16 @@
-"""An image's steps, taken from the Dockerfile, in a plain directory: for where no engine builds.
+"""Run an image's steps from the Dockerfile in a plain directory, without a container engine.
 
-What differs from a real build, and nothing else:
+These are all differences to a real build:
 
-- `FROM` an image of Python is a virtual environment of a Python of this machine; Debian is this
-  machine's too.
-- The directories below `/` that the steps name lie below the image's directory, and the stages of
-  a target share them. Before anything is started, all goes that the last stages do not copy.
-- `RUN useradd` is not run: the process gets the number, and a home that does not exist.
-- pip may use its cache. What takes gigabytes, PyTorch and its libraries, is linked into the image
-  from the environment of the tests where it is there in the pinned version; pip then finds it
-  installed.
-- The root file system is not read-only: the process is a user that owns nothing and can write
-  nothing but where everybody can, in /tmp.
+- `FROM` an image of Python creates a virtual environment of a Python of this machine. Debian is
+  this machine's, too.
+- Directories that the steps name below `/` are below the image's directory, and the stages of a
+  target share them. Files that the last stages do not copy are deleted before anything starts.
+- `RUN useradd` is skipped. The process gets the user id, and a home that does not exist.
+- pip may use its cache. PyTorch and its libraries, which take gigabytes, are linked into the image
+  from the environment of the tests if it has the pinned version. pip then finds them installed.
+- The root file system is not read-only. Instead the process runs as a user that owns nothing and
+  can write only to /tmp, as everybody can.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = DOCKERFILE.parent.parent
-OURS = ("/opt/doll", "/src", "/wheels")  # directories that steps may name
-_BASE = "base-python"  # stands for the image that we begin with
+OURS = ("/opt/doll", "/src", "/wheels")  # folders that steps may name
+_BASE = "base-python"  # name of the base image
 _PATH = re.compile(r"(?<![\w.*:/}$-])/[a-z][\w.-]*(?:/[\w.*-]+)*")
 _USER = re.compile(
     r"groupadd --gid (\d+) doll && useradd --uid (\d+) --gid (\d+) --no-create-home"
@@ -46,11 +45,11 @@ _FOR_BUILDS = re.compile(r"PIP_\w+|SSL_\w+|\w+_proxy|\w+_PROXY|\w+_CA_BUNDLE|LAN
 
 @dataclass
 class PlainImage:
-    """A built target: its files below `root`, and how it is started.
+    """A built target: its files below `root`, and its entry point.
 
     Args:
         root: An existing empty directory that everybody may enter.
-        target: Of the Dockerfile.
+        target: Target of the Dockerfile.
     """
 
     root: Path
@@ -63,10 +62,10 @@ class PlainImage:
     stop_signal: str = ""
 
     def build(self) -> None:
-        """Take the steps.
+        """Run the steps.
 
         Raises:
-            subprocess.CalledProcessError: If one fails.
+            subprocess.CalledProcessError: If a step fails.
         """
         stages = read(DOCKERFILE.read_text())
         last = chain(stages, self.target)
@@ -86,7 +85,7 @@ class PlainImage:
                 self._final_step(step)
 
     def place(self, text: str) -> str:
-        """The same with the image's paths as they are on this machine."""
+        """Replace the image's paths in a text by their places on this machine."""
         for path in _PATH.findall(text):
             assert path.startswith((*OURS, "/dev/")), f"{path}: no directory that this test knows"
         ours = "|".join(OURS)
@@ -94,12 +93,12 @@ class PlainImage:
 
     @property
     def packages(self) -> Path:
-        """Where what is installed lies."""
+        """Return the folder of the installed packages."""
         (found,) = (self.root / "opt/doll/lib").glob("python3.*/site-packages")
         return found
 
     def _variables(self) -> dict[str, str]:
-        """The environment of a step."""
+        """Return the environment of a step."""
         kept = {name: value for name, value in os.environ.items() if _FOR_BUILDS.fullmatch(name)}
         path = (str(self.root / _BASE / "bin"), os.defpath)
         return kept | {"PATH": os.pathsep.join(path)}
@@ -107,7 +106,7 @@ class PlainImage:
     def _build_step(
         self, step: Instruction, variables: dict[str, str], folder: str, *, run: bool
     ) -> str:
-        """Take a step of a stage that is no part of the image; returns where the next one is."""
+        """Run a step of a stage outside the image. Returns the next working directory."""
         match step.word:
             case "ENV" | "ARG":
                 variables |= {n: self._filled(v, variables) for n, v in step.pairs().items()}
@@ -128,7 +127,7 @@ class PlainImage:
         return folder
 
     def _final_step(self, step: Instruction) -> None:
-        """Take a step of the stages that the image is."""
+        """Run a step of a stage that is part of the image."""
         match step.word:
             case "ENV":
                 found = step.pairs().items()
@@ -181,7 +180,8 @@ class PlainImage:
         pins = set((ROOT / "constraints.txt").read_text().splitlines())
         large = [found for found in distributions() if _LARGE.fullmatch(found.name)]
         if any(f"{found.name}=={found.version}" not in pins for found in large):
-            return  # pip would take ours for the image's own, to be replaced
+            # pip would replace our packages because it takes them for the image's own.
+            return
         entries = dict[str, Path]()
         for found in large:
             for file in found.files or ():
@@ -198,7 +198,7 @@ class PlainImage:
 
 
 def python_for_everybody() -> Path | None:
-    """A Python of our version that other users may run, and that makes environments."""
+    """Return a Python of our version that other users may run, and that can create environments."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     own = Path(os.path.realpath(sys.executable))
     places = (Path("/usr/local/bin"), Path("/usr/bin"))
@@ -214,7 +214,7 @@ def python_for_everybody() -> Path | None:
 
 
 def may_enter(path: Path) -> bool:
-    """Whether everybody may enter the directories above a path, and read what it names."""
+    """Return True if everybody may enter the directories above a path and read the path itself."""
     above = all(parent.stat().st_mode & 0o001 for parent in path.parents)
     return above and bool(path.stat().st_mode & 0o004)
 

@@ -1,4 +1,4 @@
-"""The servers that integration tests run on: all embedded, or all real."""
+"""Servers for integration tests: all embedded, or all real."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path)
 
 
 def has_real_servers() -> bool:
-    """Whether a real Kafka and a real Redis can be had, or must be."""
+    """Return True if a real Kafka and a real Redis are installed or required."""
     here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
     required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     return bool(here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1"
@@ -51,7 +51,7 @@ def has_real_servers() -> bool:
 
 @pytest.fixture(
     params=[
-        # Processes on the embedded servers wait for the night where there are real ones: the demo,
+        # If there are real servers, processes on the embedded ones run at night only: the demo,
         # the guides and the contracts use them by day.
         pytest.param("embedded", marks=[pytest.mark.nightly] * has_real_servers()),
         pytest.param("real", marks=[pytest.mark.kafka, pytest.mark.redis]),
@@ -64,13 +64,13 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 @pytest.fixture
 def likest_to_production(request: pytest.FixtureRequest) -> Settings:
-    """Real servers where they can be had, else the embedded ones: for tests that take long."""
+    """Return real servers if they are installed, else embedded ones. For tests that take long."""
     found: Settings = request.getfixturevalue("real" if has_real_servers() else "embedded")
     return found
 
 
 class Make(Protocol):
-    """Makes a cluster on the servers of the test."""
+    """Creates clusters on the servers of the test."""
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class Make(Protocol):
         poison: int = -1,
         seconds: float = 0.0,
     ) -> Cluster:
-        """Make one; it is closed when the test ends."""
+        """Create a cluster, which is closed when the test ends."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The admin service as a process: behind TLS it serves a job, and it ends well in mid-stream."""
+"""The admin service as a process serves a job over TLS, and ends cleanly during a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG_S = 20.0
 
 
 class Served(NamedTuple):
-    """A process and a client that knows its certificate and a key."""
+    """A process, and a client that knows its certificate and a key."""
 
     process: EmbeddedService
     client: httpx2.Client
@@ -36,7 +36,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """The service on embedded servers, with two streams to learn from."""
+    """The service on embedded servers, with two streams."""
     authority = Authority(tmp_path)
     pair, port = authority.issue("admin"), free_port()
     with EmbeddedStack() as stack:
@@ -107,7 +107,8 @@ def test_half_open_requests_without_a_key_shut_out_nobody_and_are_all_closed(
         flood = list[socket.socket]()
         for number in range(FLOOD):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
-            if number % 4:  # the others do not even end their handshake
+            # The others do not finish their handshake.
+            if number % 4:
                 half = stack.enter_context(trust.wrap_socket(half))
                 half.sendall(HALF_OPEN[number % len(HALF_OPEN)])
             flood.append(half)

@@ -1,4 +1,4 @@
-"""The topics of jobs and keys are deleted while jobs train, and come back from a backup."""
+"""The topics of jobs and keys are deleted while jobs train, and restored from a backup."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def doll(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def readiness(api: httpx2.Client) -> str:
-    """Return what `/readyz` says of Kafka; empty if all is well."""
+    """Return the problem of Kafka in `/readyz`. Empty if there is none."""
     try:
         answer = api.get("/readyz")
     except httpx2.TransportError as error:

@@ -1,7 +1,7 @@
-"""Jobs that nobody can do, records that nobody can read: what becomes of the others beside them.
+"""Jobs that cannot work and records that cannot be decoded do not harm other jobs.
 
-One innocent job runs on the same coordinators and workers as one job for each thing that can be
-wrong, all at once, through a takeover.
+One innocent job and one job for each kind of problem run at once on the same coordinators and
+workers. The coordinator that leads them is killed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 BAD = "tests.integration.bad_tasks"
-TASKS = {  # that every process may import; the submitter may import one more
+# Tasks that every process may import. The submitter may import one more.
+TASKS = {
     "imports": "tests.integration.bad_import:Task",
     "options": f"{BAD}:RefusesOptions",
     "builds": f"{BAD}:RaisesInBuild",
     "too-large": f"{BAD}:TooLarge",
 }
 UNLISTED = f"{BAD}:Unlisted"
-HELD = {  # what the reason or its detail says
+# Expected text in the reason or its detail.
+HELD = {
     "imports": "the task's package needs a licence file",
     "options": "100 records are odd",
     "builds": "KeyError: 'layers'",
@@ -49,13 +51,15 @@ HELD = {  # what the reason or its detail says
     "no-control": control_topic("no-control"),
     "no-updates": updates_topic("no-updates"),
 }
-LARGE_BYTES = 1_040_000  # a default Java producer writes it, no client of ours does
-GROUP, SKIPPED = 30, 1_000  # batches of an update, bad records in each
+# Java's default producer writes it, ours do not.
+LARGE_BYTES = 1_040_000
+# Batches of an update, bad records of a batch.
+GROUP, SKIPPED = 30, 1_000
 INNOCENT_RECORDS = 3_000
 
 
 class World:
-    """A cluster of one innocent job, and the others on it."""
+    """A cluster with one innocent job and all others."""
 
     def __init__(self, kafka: str, cluster: Cluster) -> None:
         self.kafka = kafka
@@ -73,7 +77,7 @@ class World:
     def submit(
         self, name: str, task: str, records: int = 100, group_size: int = 2, options: str = ""
     ) -> None:
-        """Submit a job of one stream of one partition."""
+        """Submit a job with one stream of one partition."""
         spec = parse_job(
             f"name: {name}\n"
             f"streams: [{name}-a]\n"
@@ -90,16 +94,16 @@ class World:
         self.jobs[name] = CountingJob(spec, settings, log, partitions=1)
 
     def record(self, name: str) -> JobRecord:
-        """A job as it is now."""
+        """Return a job's current record."""
         with closing(JobStore(self.cluster.log)) as job_store:
             return job_store.get(name)
 
     def values(self, name: str, count: int) -> list[bytes]:
-        """The first records of a job, as a producer writes them."""
+        """Write the first records of a job."""
         return codec_of(self.jobs[name].record.spec.records).encode({"id": np.arange(count)})
 
     def produce(self, name: str, values: list[bytes]) -> None:
-        """Write to a job's stream as somebody else's producer does."""
+        """Write to a job's stream as a foreign producer does."""
         client = Producer({"bootstrap.servers": self.kafka, "message.max.bytes": 2_000_000})
         for value in values:
             client.produce(f"{name}-a", value, partition=0)
@@ -107,12 +111,12 @@ class World:
         assert client.flush(30.0) == 0
 
     def delete(self, topic: str) -> None:
-        """Delete a topic under those who use it."""
+        """Delete a topic that is in use."""
         client = AdminClient({"bootstrap.servers": self.kafka})
         client.delete_topics([topic])[topic].result(30.0)
 
     def first_dead_letter(self, stream: str) -> tuple[bytes, dict[str, bytes]]:
-        """Value and headers, read by a plain consumer, as an operator would."""
+        """Return value and headers of dead letters, read by a plain consumer."""
         found = list[tuple[bytes, dict[str, bytes]]]()
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "operator"})
         consumer.assign([TopicPartition(dead_letter_topic(stream), 0, 0)])
@@ -129,14 +133,14 @@ class World:
         return found[0]
 
     def leader(self) -> str:
-        """The replica that leads the innocent job."""
+        """Return the replica that leads the innocent job."""
         await_condition(
             lambda: any(map(self.cluster.has_led, ("c1", "c2"))), "somebody leads the innocent job"
         )
         return next(name for name in ("c1", "c2") if self.cluster.has_led(name))
 
     def begin(self) -> None:
-        """Start all processes, and fill the streams."""
+        """Start all processes, and write records to all streams."""
         cluster, tasks = self.cluster, (ENTRYPOINT, *TASKS.values())
         for name in ("c1", "c2"):
             cluster.start("coordinator", name, tasks=tasks)
@@ -155,7 +159,7 @@ class World:
             self.produce(name, self.values(name, 16))
 
     def go_wrong(self) -> None:
-        """Delete topics, and kill who leads.
+        """Delete topics, and kill the leader.
 
         c1   ███████ leads ████ killed
         c2   ███████ stands by ███████████ leads, and finds what was deleted
@@ -172,7 +176,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(
-    apache_kafka: ApacheKafka,  # the embedded one deletes no topics
+    # Embedded Kafka deletes no topics.
+    apache_kafka: ApacheKafka,
     likest_redis: EmbeddedRedis,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:

@@ -1,4 +1,4 @@
-"""Producers whose sequence the broker does not accept any more: their processes go on."""
+"""Processes continue after the broker rejects their producers' sequence numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
-PRODUCE = 0  # of Kafka's protocol
+PRODUCE = 0  # API key of Kafka's protocol
 OUT_OF_ORDER = 45
 RECORDS = 6000
 TIMES = 6
@@ -36,7 +36,8 @@ def test_a_job_goes_on_after_writers_lost_their_place_with_the_broker(
         cluster.start("coordinator" if name == "c1" else "worker", name)
     cluster.produce(RECORDS)
     broker = EmbeddedControl(settings.embedded_kafka)
-    for _ in range(TIMES):  # whoever writes next is struck: leader or worker
+    # The fault hits the next process that writes, the leader or a worker.
+    for _ in range(TIMES):
         version = cluster.version()
         await_condition(lambda v=version: cluster.version() >= v + 5, "five more updates")  # type: ignore[misc]
         broker.refuse(PRODUCE, OUT_OF_ORDER)

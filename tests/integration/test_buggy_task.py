@@ -1,4 +1,4 @@
-"""A task with a bug before a backlog: little is quarantined, and all of that is taken back.
+"""A task has a bug, with a backlog of records: few are quarantined, and all of them are requeued.
 
 bug       ████████████████████████ mended
 job       running │ held           │ requeue, resume │ drained: each record trained once
@@ -69,7 +69,7 @@ def cluster(
 
 @pytest.fixture(scope="module")
 def environ(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of commands."""
+    """Return environment variables for commands."""
     with served(cluster.settings, tmp_path_factory.mktemp("admin")) as settings:
         yield {**os.environ, **settings.environ()}
 
@@ -108,7 +108,7 @@ def produce(cluster: Cluster, job: CountingJob, begin: int, end: int) -> None:
 
 
 def held(cluster: Cluster, job: CountingJob) -> JobRecord:
-    """The job's record, once it is held."""
+    """Return the job's record, once it is held."""
     with closing(JobStore(cluster.log)) as job_store:
         await_condition(
             lambda: job_store.get(job.name).held, f"{job.name} is held", patience_s=60.0
@@ -117,7 +117,7 @@ def held(cluster: Cluster, job: CountingJob) -> JobRecord:
 
 
 def doll(environ: dict[str, str], *arguments: str) -> str:
-    """Return all that the command says."""
+    """Return the complete output of a command."""
     done = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-m", "services.cli", *arguments],
         env=environ,

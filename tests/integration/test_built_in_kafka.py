@@ -1,4 +1,4 @@
-"""More than the built-in Kafka keeps: refused, unless the producer follows a job closely."""
+"""More records than the built-in Kafka retains are refused, unless the producer tracks the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RECORDS = 14_000  # of 792 bytes: 11 MB, where two partitions keep 10
+# 792 bytes each: 11 MB in total. Two partitions retain 10 MB.
+RECORDS = 14_000
 JOB = """
 name: large
 streams: [large]
@@ -103,4 +104,5 @@ def test_a_data_set_larger_than_the_broker_is_refused_or_follows_a_job_and_is_tr
     found = json.loads(doll(settings, "audit", "large", "--json").stdout)
     assert found["trained"] == RECORDS
     assert (found["whole"], found["expired"], found["unsettled"]) == (True, [], 0)
-    assert any(log.bounds(place).start > 0 for place in places)  # and what was trained is dropped
+    # Kafka drops the records that are trained.
+    assert any(log.bounds(place).start > 0 for place in places)

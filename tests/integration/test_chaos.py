@@ -1,4 +1,4 @@
-"""Chaos on real servers: all is struck, and every record is used exactly once."""
+"""Chaos on real servers: every component fails, and every record is used exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PATIENCE_S = 300.0
 
 @pytest.mark.parametrize(
     ("minutes", "seed", "missed"),
-    [  # seeds that strike all but few families within that time
+    # Seeds whose schedules hit nearly all families within that time.
+    [
         pytest.param(0.25, 602, {"storage"}, id="15 s"),
         pytest.param(1, 3, set(), id="a minute", marks=pytest.mark.nightly),
     ],
@@ -32,7 +33,8 @@ PATIENCE_S = 300.0
 @pytest.mark.kafka
 @pytest.mark.redis
 @pytest.mark.timeout(PATIENCE_S + 30)
-@pytest.mark.usefixtures("apache_kafka", "system_redis")  # where these can be had, so can the run's
+# The run can use real servers if they are installed here.
+@pytest.mark.usefixtures("apache_kafka", "system_redis")
 def test_after_chaos_every_record_has_been_used_exactly_once(
     minutes: float, seed: int, missed: set[str], tmp_path: Path
 ) -> None:
@@ -64,7 +66,7 @@ def test_job_never_begins_again_while_object_storage_answers_wrongly(tmp_path: P
 
 
 def chaos(folder: Path, minutes: float, seed: int, *options: str) -> tuple[Mapping[str, Any], str]:
-    """What a run wrote to its file, and what it said; it must have come to its end."""
+    """Return the results file and the output of a run, which must have ended."""
     result = folder / "chaos.json"
     command = [sys.executable, "load/chaos.py", "--minutes", str(minutes), "--seed", str(seed)]
     command += options

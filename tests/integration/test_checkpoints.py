@@ -1,4 +1,4 @@
-"""A job that stands still goes on from what storage holds, or waits for a person; on processes."""
+"""A stopped job resumes from the checkpoints in storage, or is held until an operator acts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
 TRAINER = "trainer.safetensors"
-TORN_PATIENCE_S = PATIENCE_S + TORN_S  # a torn checkpoint is read again for a while
+# Retries of a torn checkpoint take some time.
+TORN_PATIENCE_S = PATIENCE_S + TORN_S
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def settings(likest_to_production: Settings) -> Settings:
 
 
 def stopped_half_way(make: Make, name: str) -> Cluster:
-    """A job that was stopped when it had trained 400 of 800 records, its Redis empty since."""
+    """A job that was stopped after 400 of 800 records. Its Redis is empty since then."""
     cluster = make(name, 800, OFTEN)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -61,7 +62,7 @@ def content(blobs: Blobs) -> dict[str, bytes]:
 
 
 def finish(cluster: Cluster) -> None:
-    """Produce the other half and see that every record counts once."""
+    """Produce the other half, and check that every record counts once."""
     cluster.produce(400)
     cluster.want("running")
     await_condition(cluster.drained, "everything is settled", TORN_PATIENCE_S)
@@ -147,7 +148,7 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
     board = open_board(first.settings, "second")
 
     def weights() -> list[set[float]]:
-        """The different weights of each hot snapshot of the second job."""
+        """Return the distinct weights of the hot snapshots of the second job."""
         saved = [from_bytes(data) for data in board.snapshots()]
         return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
 
@@ -160,7 +161,7 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
 
 
 def submit(cluster: Cluster, name: str, source: str) -> str:
-    """Post the same job by another name; returns what the command says."""
+    """Submit the same job under another name. Returns the command's output."""
     with served(cluster.settings, cluster.folder) as settings:
         return subprocess.run(  # noqa: S603 -- our own command line, no shell
             [sys.executable, "-m", "services.cli", "job", "submit", "-", "--from", source],
@@ -192,7 +193,7 @@ def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: 
 
 
 def scraped(port: int) -> str:
-    """What a process serves, nothing while it does not."""
+    """Return the metrics of a process. Empty while it does not answer."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
             return str(answer.read().decode())

@@ -1,4 +1,4 @@
-"""Clients in environments of their own: `doll-client` alone, and one that was generated."""
+"""Clients in their own environments: `doll-client` alone, and a generated one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly  # packages are installed first
 
 ROOT = Path(__file__).parents[2]
-STRANGERS = ("common==0.1.2", "services==0.1.1")  # packages of others, called as ours are
+# Unrelated packages of these names.
+STRANGERS = ("common==0.1.2", "services==0.1.1")
 GENERATOR = "openapi-python-client==0.29.1"
 MYPY = """
 [mypy]
@@ -59,7 +60,7 @@ world, served = conftest.world, test_events.served
 
 
 def ran(*command: str | Path, folder: Path) -> str:
-    """Run a program without what this process finds its packages by; gives what it said."""
+    """Run a program without this process's search path. Returns its output."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(  # noqa: S603 -- our own command lines
@@ -76,7 +77,7 @@ def ran(*command: str | Path, folder: Path) -> str:
 
 
 def environment(folder: Path, *packages: str) -> Path:
-    """An environment with these packages alone; where its programs are."""
+    """Create an environment with these packages alone. Returns the folder of its programs."""
     ran(sys.executable, "-m", "venv", folder / "env", folder=folder)
     programs = folder / "env" / "bin"
     ran(programs / "pip", "install", "--quiet", *packages, folder=folder)
@@ -105,7 +106,8 @@ def test_a_client_that_is_generated_from_the_document_has_types(
 ) -> None:
     document = create_app(world.outside).openapi()
     bodies = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
-    del bodies["application/yaml"]  # this generator knows no bodies of text
+    # This generator does not support text bodies.
+    del bodies["application/yaml"]
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     (tmp_path / "mypy.ini").write_text(MYPY)
     (tmp_path / "typed.py").write_text(TYPED)

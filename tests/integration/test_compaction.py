@@ -1,4 +1,4 @@
-"""Compaction takes records between their batch's claim and its reading: that batch is expired.
+"""Compaction deletes records after their batch was claimed: that batch expires.
 
 record    0 1 2 3 4 5 6 7   8 ... 15   16 17 18 19   20 ...   16 to 19 have the keys of 0 to 3
 claimed   by a worker       that died
@@ -40,7 +40,7 @@ CLAIMED, OVERWRITTEN, NEW = 16, 4, 40  # records of the first partition
 
 
 def produce(cluster: Cluster, place: Partition, keys: Mapping[int, str]) -> None:
-    """Records of these ids under these keys."""
+    """Write records of these ids under these keys."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
     values = codec_of(cluster.spec.records).encode({"id": np.array(list(keys))})
     for value, key in zip(values, keys.values(), strict=True):
@@ -71,14 +71,14 @@ def test_what_compaction_takes_of_a_claimed_batch_is_expired_and_the_job_goes_on
             writer.append(control_topic(cluster.job), wire.encode_claim(claim))
         assert writer.flush(PATIENCE_S)
         writer.close()
-        # The first of these have the keys of the first that were claimed.
+        # The first ones have the keys of the first claimed records.
         new = {CLAIMED + number: f"key-{number}" for number in range(OVERWRITTEN)}
         produce(cluster, place, new)
 
         rest = iter(range(CLAIMED + OVERWRITTEN, total))
 
         def first_are_gone() -> bool:
-            """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
+            """Kafka compacts closed segments. A record closes a segment whose time is over."""
             if (number := next(rest, None)) is not None:
                 produce(cluster, place, {number: f"key-{number}"})
             return everything(cluster.log, place)[0].offset >= OVERWRITTEN

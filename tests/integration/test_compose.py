@@ -1,4 +1,4 @@
-"""What docker-compose.yml says makes our services run, and its guide's commands train a model.
+"""Services run as docker-compose.yml says, and the commands of its guide train a model.
 
 That services understand its variables is tested on every change in tests/unit/deploy.
 """
@@ -43,7 +43,7 @@ GUIDE_S = 180.0
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """What `make secrets` makes."""
+    """Run `make secrets`. Returns the folder with its files."""
     folder = tmp_path / "secrets"
     subprocess.run([SCRIPTS / "make-secrets", folder], check=True, capture_output=True)  # noqa: S603 -- our own script
     return folder
@@ -51,7 +51,7 @@ def secrets(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kafka(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Where containers find it, and where this machine does; a real one where it can be had."""
+    """Yield Kafka's address for containers and for this machine. Real Kafka if it is installed."""
     required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     here = shutil.which("java") and shutil.which("mvn")
     if (here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1":
@@ -116,7 +116,7 @@ def storage(secrets: Path) -> Iterator[tuple[str, S3Client]]:
 
 
 def bucket() -> str:
-    """The bucket that is made is the one that is written to."""
+    """Writes go to the bucket that the file creates."""
     made = compose.environment_of(compose.services()["s3-bucket"])["BUCKET"]
     blobs = compose.environment_of(compose.services()["coordinator"])["DOLL_BLOBS"]
     assert blobs.startswith(f"s3://{made}/")
@@ -159,7 +159,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     workdir.mkdir()
     path = programs(tmp_path / "bin", doll_program)
     compose_program(tmp_path / "bin", stack, doll_program)
-    # The guide's own commands say where everything is: by the ports that are published.
+    # The guide's commands find everything by the published ports.
     guide = tmp_path / "compose.md"
     text = (DOCS / "start" / guide.name).read_text()
     for published, ours in {

@@ -1,4 +1,4 @@
-"""The properties that Kafka's image makes of docker-compose.yml are some that Kafka starts with."""
+"""Kafka starts with the properties that its image derives from docker-compose.yml."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.servers import kafka_jars
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The image's own program, which its entry point calls; it is in Kafka's jar.
+# The image's own program, which its entry point calls. Kafka's jar contains it.
 SET_UP = "kafka.docker.KafkaDockerWrapper"
 
 
 def set_up(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Make the properties and format the disk, as the container does whenever it starts."""
+    """Write the properties and format the disk, as the container does at each start."""
     for name in ("default", "final"):
         (folder / name).mkdir(exist_ok=True)
     places = {"default": folder / "default", "mounted": KAFKA.parent, "final": folder / "final"}
@@ -45,7 +45,8 @@ def test_the_image_makes_properties_that_kafka_takes_and_a_disk_that_a_restart_k
     assert f"cluster.id={kafka_variables(kafka)['CLUSTER_ID']}" in identity
 
     again = set_up(tmp_path, kafka_variables(kafka))
-    assert "already formatted" in again.stdout + again.stderr  # the entry point goes on then
+    # The entry point continues then.
+    assert "already formatted" in again.stdout + again.stderr
     assert (tmp_path / "data/meta.properties").read_text() == identity
 
 

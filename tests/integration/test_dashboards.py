@@ -1,7 +1,7 @@
-"""Every query of every panel gives a number: of a small demo that a real Prometheus scrapes.
+"""Every query of every panel has a result for a small demo that a real Prometheus scrapes.
 
-That services tell every metric is tested on every change in test_metrics.py, and that queries are
-made of those in tests/unit/deploy.
+test_metrics.py checks on every change that services report every metric. Tests in tests/unit/deploy
+check that queries use these metrics.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 RECORDS_PER_S = 400.0
 PATIENCE_S = 120.0
 KILLED_AFTER = 10  # updates
-# Nobody tells of these in the demo, whose coordinator adds up.
+# The demo does not report these, because its coordinator aggregates.
 OF_GROUPS = re.compile("doll_group_(members|left_out|collective|repair)_?")
 
 
 def queries() -> dict[str, str]:
-    """Each with its panel and its legend."""
+    """Each query with its panel and legend."""
     return {
         f"{dashboard.name}: {panel.title}: {query.legend}": query.expression
         for dashboard in DASHBOARDS
@@ -86,5 +86,5 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
 
 
 def number_of(prometheus: Prometheus, query: str) -> float:
-    """What a query gives, 0 where nothing."""
+    """Return the result of a query. 0 if it is empty."""
     return max((line.points[0][1] for line in prometheus.now(query)), default=0.0)

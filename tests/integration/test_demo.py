@@ -1,4 +1,4 @@
-"""`doll demo` and `doll up` on real processes: what they say is true, and nothing outlives them."""
+"""`doll demo` and `doll up` on real processes: their output is true, and no process survives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ END_S = 60.0
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where the command puts its temporary files; short, since sockets are among them."""
+    """Yield a folder for temporary files. Its name is short because it holds sockets."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     yield folder
     shutil.rmtree(folder)
@@ -53,7 +53,7 @@ def temporary() -> Iterator[Path]:
 def running(
     arguments: list[str], temporary: Path, out: Path, path: str = os.environ["PATH"]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A `doll` command with its output in a file; killed if the test leaves it behind."""
+    """A `doll` command with its output in a file. The fixture kills it if the test does not."""
     environment = {**os.environ, "TMPDIR": str(temporary), "PATH": path}
     with (
         out.open("wb") as output,
@@ -68,7 +68,7 @@ def running(
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one."""
+    """Return all processes below one."""
     found = set[int]()
     try:
         lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -80,7 +80,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def left(pids: set[int]) -> set[int]:
-    """Those that still run."""
+    """Return the processes that still run."""
     return {pid for pid in pids if _state(pid) not in ("", "Z")}
 
 
@@ -92,10 +92,11 @@ def _state(pid: int) -> str:
 
 
 def machines_of(owner: int) -> set[int]:
-    """Rented machines that end with a process, whoever started them."""
+    """Return the rented machines that end with a process, no matter which process started them."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # somebody else's, or it ended while we looked
+        # A process of another user, or one that has just ended.
+        with suppress(OSError):
             variables = path.read_bytes().split(b"\0")
             mine = b"DOLL_OWNER_PID=%d" % owner in variables
             if mine and any(each.startswith(b"FLEET_MACHINE=") for each in variables):
@@ -104,7 +105,7 @@ def machines_of(owner: int) -> set[int]:
 
 
 def name_of(pid: int) -> str:
-    """What `ps` calls a process."""
+    """Return the name that `ps` shows for a process."""
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
@@ -128,9 +129,10 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     assert summary["flaws"] == []
     assert summary["preemptions"] == 1
     assert summary["updates"] >= 8000 // 128
-    assert summary["test_accuracy"] > 0.7  # of ten classes, after few records
+    # Chance would be 0.1.
+    assert summary["test_accuracy"] > 0.7
     assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
-    # Two servers, who forks the others, a coordinator, three workers, and one of them again.
+    # Two servers, the fork server, a coordinator, three workers, and one of them again.
     assert len(seen) >= 8
     await_condition(lambda: not left(seen), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []
@@ -160,12 +162,13 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     assert summary["plans"] == len(summary["reasons"]) >= 1
     assert all(summary["reasons"])
     assert summary["machines"] >= 1
-    # Two machines for the whole time at the dearest price, or less.
+    # At most two machines for the whole time at the highest price.
     longest_s = summary["runtime_s"] + 60
     assert 0 < summary["spent_usd"] < 4 * longest_s * 0.478 / 3600
     assert summary["on_demand_only_usd"] == pytest.approx(2 * 12 * 0.239 / 3600, rel=0.05)
     assert "live page: http://127.0.0.1:" in said
-    assert len(seen) >= 6  # two servers, coordinator, provisioner, admin, a machine
+    # Two servers, coordinator, provisioner, admin and a machine.
+    assert len(seen) >= 6
     await_condition(lambda: not left(seen), "all machines are given back")
 
 
@@ -228,7 +231,7 @@ def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
 
 @pytest.fixture(params=["Java", "no Java"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """What PATH says on a machine, and which Kafka `doll up` starts there, and why."""
+    """Return a PATH, and the Kafka that `doll up` starts with it, and why."""
     if request.param == "Java":
         kafka_jars()
         started = "Apache Kafka itself (--kafka-built-in starts the small one)"
@@ -253,7 +256,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
             text=True,
             check=False,
         )
-        assert "no jobs yet" in listed.stdout, listed.stderr  # by the API
+        assert "no jobs yet" in listed.stdout, listed.stderr  # the API answered
         assert (folder / "environment").stat().st_mode & 0o077 == 0  # it holds a key
         assert f"Kafka: {started}\n" in said.read_text()
         bootstrap = re.search(r"for any other client: (127\.0\.0\.1:\d+)\n", said.read_text())

@@ -1,4 +1,4 @@
-"""An evaluator beside a job that trains, as processes on servers: what it tells is so."""
+"""An evaluator beside a training job, as processes on servers, reports true results."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ HELD_OUT = 500
 
 
 class Training:
-    """A job on two streams that have nothing in common but the model.
+    """A job on two streams that only share the model.
 
-    Records of one stream have their number in the first place, those of the other in the second;
-    the label is its sign, until it is not.
+    Records of one stream have their number in the first place, those of the other in the second.
+    The label is the number's sign, until a test turns it around.
     """
 
     def __init__(self, name: str, settings: Settings, folder: Path) -> None:
@@ -91,7 +91,7 @@ class Training:
         return service
 
     def close(self) -> None:
-        """End all processes, and the job."""
+        """Stop all processes, and the job."""
         with closing(JobOperations(self.log)) as job_store:
             job_store.patch(self.spec.name, "the test is over", wanted="stopped")
         stop_all([each for each in self._services if each.exit_code is None])
@@ -99,27 +99,27 @@ class Training:
         self.board.close()
 
     def produce(self, updates: int, *, turned: bool = False) -> None:
-        """Write enough for so many updates; the second stream's labels may be turned around."""
+        """Write records for this number of updates. turned: swap the second stream's labels."""
         each = updates * PER_UPDATE // 2
         for index, stream in enumerate(self.streams):
             self._write(stream, self._records(index, each, turned=turned and index == 1))
 
     def train(self, updates: int, *, turned: bool = False) -> None:
-        """Write step by step, so that each version is judged before a newer one is offered."""
+        """Write in steps, so that each version is evaluated before the next is offered."""
         for _ in range(updates // EVERY):
             before = len(self.evaluations())
             self.produce(EVERY, turned=turned)
             await_condition(lambda n=before: len(self.evaluations()) > n, "it is judged")  # type: ignore[misc]
 
     def evaluations(self) -> list[Evaluated]:
-        """Results on the test set; notes what is offered besides."""
+        """Return results on the test set. Records which versions were offered."""
         found = self.board.offered_model()
         if found is not None:
             self.offered[found[0]] = found[1]
         return [each for _, each in self.updates() if isinstance(each, Evaluated) and each.test]
 
     def updates(self) -> list[tuple[int, AuditRecord | None]]:
-        """The updates topic."""
+        """Read the updates topic."""
         return read_decoded(self.log, updates_topic(self.spec.name), decode_audit)
 
     def _records(self, place: int, count: int, *, turned: bool = False) -> Columns:
@@ -152,12 +152,12 @@ def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
 
     records = training.updates()
     evaluations = training.evaluations()
-    # It learns, and the test set says so.
+    # The model learns, and the results on the test set improve.
     best = max(each.test["accuracy"] for each in evaluations)
     assert evaluations[0].records == HELD_OUT
     assert best > 0.95
     assert all(each.model.version % EVERY == 0 for each in evaluations)
-    # The same weights, judged by other means.
+    # Other code computes the same results from the same weights.
     task = task_of(training.spec, ())
     model = FlatModel(build_model(task, 0))
     checked = 0
@@ -168,7 +168,7 @@ def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
             assert each.test == pytest.approx(expected, rel=1e-5)
             checked += 1
     assert checked >= 5
-    # Records were predicted before they were learned from, of both streams.
+    # Both streams' records were predicted before the model learned from them.
     predicted = [
         each for _, each in records if isinstance(each, Evaluated) and len(each.prequential) == 2
     ]
@@ -178,7 +178,7 @@ def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
     assert {drift.stream for drift in drifts} == {training.streams[1]}
     assert all(drift.before < drift.after for drift in drifts)
     assert drifts[0].model.version > 50
-    # Nothing of it counts.
+    # None of its records count.
     claims = read_decoded(training.log, control_topic(training.spec.name), decode_claim)
     whole = audit(training.first, claims, records)
     bare = [(at, None if isinstance(it, Evaluated | Drifted) else it) for at, it in records]

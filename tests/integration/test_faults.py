@@ -1,4 +1,4 @@
-"""What fails without dying, and what all depend on: freezes, empty fleets, restarting servers."""
+"""Faults without a crash, and faults of shared servers: freezes, empty fleets, server restarts."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     await_condition(held, "it is logged")
     updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     leads = [record for _, record in updates if isinstance(record, Lead)]
-    assert len(leads) <= 2  # nobody led on and on into the same wall
+    # No leader repeats the same failure for many terms.
+    assert len(leads) <= 2
 
 
 def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:

@@ -1,6 +1,6 @@
-"""What somebody forges in the Redis of a group, and a second process of a name: updates go on.
+"""Updates continue despite forged values in a group's Redis and a second process of the same name.
 
-The table in docs/howto/security.md says what comes of each.
+The table in docs/howto/security.md lists the effect of each forgery.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GROUP = """
             checkpoint: {every_s: 0.5}
 """
 FORGER = WorkerId("forger")
-GOES_ON_S = 30.0  # 10 on a machine that has nothing else to do
+GOES_ON_S = 30.0  # 10 s on an idle machine
 UPDATES = 5
 RECORDS_OF_A_CASE = 2 * UPDATES * 32
 
@@ -77,7 +77,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
 
 
 def newest(cluster: Cluster) -> UpdateTrigger:
-    """The trigger that was posted last."""
+    """Return the last posted trigger."""
     status = cluster.leader_status()
     assert status is not None
     found = cluster.board.triggers(TriggerId(-1, 0), 0.0, status.triggers)
@@ -90,7 +90,7 @@ def member(trigger: UpdateTrigger, worker: str) -> Member:
 
 
 def state(trigger: UpdateTrigger, **changes: Any) -> StateReport:  # noqa: ANN401 -- fields of all kinds
-    """A report in the name of nobody; the counting model of the job has as many numbers."""
+    """Return an unknown worker's report, with the counting model's number of weights."""
     report = StateReport(FORGER, trigger.model, 99, trigger.id, None, address="127.0.0.1:1")
     return msgspec.structs.replace(report, **changes)
 
@@ -101,7 +101,7 @@ def made(trigger: UpdateTrigger) -> ModelId:
 
 
 def attempt(trigger: UpdateTrigger) -> AttemptId:
-    """The attempt that comes next, or is under way."""
+    """Return the next attempt, or the one in progress."""
     assert trigger.group is not UNSET
     return AttemptId(
         trigger.id.epoch, trigger.group.membership.number, trigger.group.made.version + 1
@@ -170,7 +170,7 @@ def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
         def is_reported(
             forge: Callable[[UpdateTrigger], GroupReply] = forge, reason: str = reason
         ) -> bool:
-            """Forge once more: a report counts only as the answer to the newest question."""
+            """Forge again: a report counts only if it answers the newest request."""
             trigger = newest(cluster)
             raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # nobody has checked it
             said = wire.frame(msgspec.msgpack.encode((cluster.job, raw)), b"")
@@ -266,7 +266,7 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
 def test_two_processes_of_one_name_count_each_record_once_where_the_coordinator_holds_the_weights(
     make: Make,
 ) -> None:
-    # Orders are a name's: both compute them, and the gradient that comes first counts.
+    # Orders name a worker: both processes compute, and the first gradient counts.
     records = 4 * RECORDS_OF_A_CASE
     cluster = make("double-board", records, seconds=0.01)
     for name in ("c1", "w1", "w2"):

@@ -1,4 +1,4 @@
-"""A process of the fork server is one of its own: its surroundings, its end, and ours."""
+"""A forked process is independent: it has its own environment, and its end is noticed both ways."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def forked(log: Path, *arguments: str, **environment: str) -> Child:
 
 
 def read_state(child: Child, log: Path) -> dict[str, Any]:
-    """What it says of itself."""
+    """Return the state that a child reports of itself."""
     child.await_ready(lambda: log.read_text().endswith("\n"), PATIENCE_S)
     found: dict[str, Any] = json.loads(log.read_text())
     return found
@@ -46,7 +46,7 @@ def read_state(child: Child, log: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[Child]:
-    """One that waits for a signal."""
+    """A child that waits for a signal."""
     child = forked(tmp_path / "log", "wait")
     read_state(child, tmp_path / "log")
     yield child
@@ -54,7 +54,7 @@ def waiting(tmp_path: Path) -> Iterator[Child]:
 
 
 def state(pid: int) -> str:
-    """Of a process, as the kernel names it; empty if there is none."""
+    """Return the state of a process in the kernel's letters. Empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # it ended while we looked

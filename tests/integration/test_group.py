@@ -1,4 +1,4 @@
-"""Workers that hold the weights, as processes: whatever is killed, each record counts once."""
+"""Groups of workers that hold the weights, as processes: each record counts once despite kills."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def await_updates(cluster: Cluster, more: int) -> None:
 
 
 def produce_and_await_updates(cluster: Cluster, records: int) -> None:
-    """They may all be settled before the last of them is known to be there."""
+    """All may be settled before the test sees the last of them."""
     before = cluster.version()
     cluster.produce(records)
     await_condition(lambda: cluster.version() >= before + 3, "3 more updates")
@@ -137,7 +137,7 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
 def test_members_add_up_in_the_memory_of_a_gpu_and_one_is_killed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They share a GPU, which NCCL refuses of processes on one machine.
+    # They share a GPU. NCCL refuses processes that do so on one machine.
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     nccl = GROUP.replace("group}", "group, transport: nccl}")
     cluster = started(make, "nccl", 2000, "c1", group=nccl)
@@ -185,7 +185,7 @@ aggregation: {mode: group}
             started.callback(child.kill)
         await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
         found = job.weights(job.audit())
-        # The coordinator writes the end after the last update.
+        # The coordinator writes the end of the job after the last update.
         with closing(JobOperations(log)) as job_store:
             await_condition(lambda: job_store.read()["tables"].wanted == "stopped", "it has ended")
 
@@ -218,7 +218,8 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
         cluster.kill(name)
     cluster.start("worker", "w3")
     await_condition(lambda: cluster.version() >= 30, "thirty updates")
-    cluster.stop("w3")  # on notice: what it holds is stored first
+    # The worker gets notice, and first stores its part.
+    cluster.stop("w3")
     taken_back = cluster.audit().taken_back
     cluster.start("worker", "w4")
     assert_each_record_counts_once(cluster, 2000)
@@ -231,7 +232,7 @@ def switch(cluster: Cluster, **aggregation: str) -> None:
 
 
 def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:
-    """Whether the newest leader is one whose workers hold the weights so."""
+    """Return True if the workers of the newest leader hold the weights in this number of slices."""
     records = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     return [lead.slices for _, lead in records if isinstance(lead, Lead)][-1] == slices
 
@@ -270,7 +271,7 @@ def test_the_leader_dies_while_others_come_to_hold_the_weights(make: Make) -> No
 
 
 def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> None:
-    # It says that the coordinator holds them, of an epoch that nobody leads.
+    # The history says that the coordinator holds the weights, in an epoch without a leader.
     cluster = started(make, "forged", 2000, "c1", "w1", "w2")
     await_condition(lambda: cluster.version() >= 10, "ten updates")
     leader_status = cluster.leader_status()
@@ -283,7 +284,7 @@ def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> 
 
 
 def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
-    # Two of the four own all slices, both of them each: one dies, then others, one by one.
+    # Two of the four own all slices, each of them all: one dies, then others, one by one.
     cluster = started(make, "slices", 3000, "c1", "w1", "w2", "w3", "w4", group=SLICES % 2)
     await_condition(lambda: cluster.version() >= 10, "ten updates")
     for name in ("w1", "w2"):
@@ -297,7 +298,8 @@ def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
 def test_owners_take_a_slice_along_and_what_came_after_the_backup_is_learned_again(
     make: Make,
 ) -> None:
-    # Each slice has one owner, w1 to w4 have two: who is left lacks some of the optimizer's state.
+    # Each slice has one owner, w1 to w4 own two each: survivors lack parts of the optimizer's
+    # state.
     cluster = started(make, "slices-die", 2500, "c1", "w1", "w2", "w3", "w4", group=SLICES % 1)
     await_condition(lambda: cluster.version() >= 30, "thirty updates, and a backup at twenty")
     for name in ("w1", "w2", "w3"):

@@ -1,7 +1,7 @@
-"""What the guides say is so: their commands are run, their examples can be read.
+"""The guides are right: their commands run, and their examples can be read.
 
-On every change the guides that everybody begins with are run. Commands are tested one by one in
-tests/unit/cli, so the others wait until they, or the commands, are changed.
+The guides that every user starts with run on every change. The others run when they, or the
+commands that they show, are changed. Tests in tests/unit/cli check each command by itself.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.forked_doll"]
 
-RECORDS = 15_000  # of each stream: more than are trained while the commands run
+# Records of each stream. The commands end before all of them are trained.
+RECORDS = 15_000
 LONG_S = 180.0
-ALONE = ("howto/choosing.md",)  # guides whose commands need no server
-WITH_SERVERS = ("start/your-task.md",)  # whose reader starts the services
-WITH_CONTAINERS = ("start/compose.md",)  # who has the containers' servers: test_compose.py
-# Whose reader has a stack that runs; one goes on where another ends.
+# Guides whose commands need no server.
+ALONE = ("howto/choosing.md",)
+WITH_SERVERS = ("start/your-task.md",)  # the reader starts the services
+WITH_CONTAINERS = ("start/compose.md",)  # tested in test_compose.py
+# The reader has a running stack. The guides of a line share it, in this order.
 WITH_A_STACK = (
     ("howto/evaluation.md", "howto/serving.md"),
     ("howto/operating.md", "howto/alerts.md"),
@@ -72,7 +74,7 @@ COMMANDS = (
 
 
 def case(*guides: str) -> ParameterSet:
-    """Guides that are run one after the other; at night where neither they nor commands changed."""
+    """Guides that run in sequence: at night, unless they or commands changed."""
     marks = marks_of(*COMMANDS, *(f"docs/{guide}" for guide in guides))
     return pytest.param(guides, id=guides[0], marks=marks if ALWAYS.isdisjoint(guides) else ())
 
@@ -85,7 +87,7 @@ def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
 
 @pytest.fixture
 def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody who has servers, and a port for an admin service of his own."""
+    """Return a reader's environment, with servers and a port for an admin service."""
     bootstrap = embedded_settings(stack.settings.embedded_kafka).bootstrap
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -99,7 +101,7 @@ def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> Iterator
 
 @pytest.fixture
 def services(stack: EmbeddedStack, reader: dict[str, str], tmp_path: Path) -> Iterator[None]:  # noqa: ARG001 -- it makes the folder of logs
-    """Two streams of digits, and somebody who trains on whatever is asked for."""
+    """Run two streams of digits and a trainer that serves every job."""
     settings, logs = stack.settings, tmp_path / "logs"
     others = [
         EmbeddedService("coordinator", "coordinator-1", settings, logs, forks=True),
@@ -125,7 +127,7 @@ def services(stack: EmbeddedStack, reader: dict[str, str], tmp_path: Path) -> It
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    """Where the reader is: the examples of docs/ are there as in the repository."""
+    """Return a working directory with the examples of docs/, at their usual paths."""
     folder = tmp_path / "workdir"
     shutil.copytree(DOCS / "examples", folder / "docs" / "examples")
     return folder
@@ -156,7 +158,7 @@ def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
     texts = "".join((DOCS / guide).read_text() for guide in guides)
     if "curl " in texts and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    if "$ DOLL_API_KEY_FILE=" in texts:  # its reader has a key in no other place
+    if "$ DOLL_API_KEY_FILE=" in texts:  # its reader has no other key
         del reader["DOLL_API_KEY"]
     wrong = what_goes_wrong(guides, workdir, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
@@ -180,7 +182,7 @@ def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
 
 def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_left_out() -> None:
     [(_, block)] = blocks("explain/provisioning.md", "json")
-    shown = block.replace("\n  ", " ").splitlines()  # a line that is indented goes on
+    shown = block.replace("\n  ", " ").splitlines()  # joins indented lines
     kinds = {type(decode_plan(line.encode())) for line in shown}
     assert kinds == set(get_args(PlanRecord))
 

@@ -1,4 +1,4 @@
-"""A cluster whose defaults compact, keep a megabyte, take small messages: our topics are as needed.
+"""A cluster's defaults (compaction, small sizes) do not apply to our topics.
 
 updates     as we made it │ retention.ms=10^8 │ as we made it
 job         drains        │ held: what to run │ resumed, drains
@@ -56,7 +56,8 @@ def settings(likest_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Settings]:
 def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_records_is_held(
     settings: Settings, tmp_path: Path
 ) -> None:
-    with closing(open_log(settings)) as log:  # the owner of streams says how these are kept
+    # The owner of the streams sets their retention.
+    with closing(open_log(settings)) as log:
         log.create_topics([NewTopic(stream, 2, kept_forever=True) for stream in STREAMS])
         log.create_topics([NewTopic(dead_letter_topic(STREAMS[1]))])  # but not its dead letters
     with closing(Cluster(settings, tmp_path, NAME, RECORDS)) as cluster:

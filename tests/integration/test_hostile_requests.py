@@ -1,4 +1,4 @@
-"""A megabyte that is no valid request costs little memory and time, whatever it is made of."""
+"""An invalid request of a megabyte costs little memory and time, for every kind of content."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ import pytest
 from services.admin.routes.requests import JOB
 
 BYTES = 1_000_000
-MOST_MB = 40  # that peak memory may grow by, over all kinds of requests
+# Growth of peak memory over all kinds of requests, in MB.
+MOST_MB = 40
 MOST_MB_OF_FOUR = 100
-PATIENCE_S = 30.0  # for an answer; a quiet machine takes less than 1 s
+# Time for one answer. An idle machine takes less than 1 s.
+PATIENCE_S = 30.0
 HALF_OPEN = 1000
 CLOSED_WITHIN_S = 10.0
 DATATYPES = {"image": ("UINT8", [1, 8, 8]), "features": ("FP32", [2])}
 
 
 def filled(before: bytes, unit: bytes, after: bytes = b"") -> bytes:
-    """Return a body of a million bytes: a unit, again and again, between others."""
+    """Return a body of a million bytes: a repeated unit between a prefix and a suffix."""
     times = (BYTES - len(before) - len(after)) // len(unit)
     return (before + unit * times + after).ljust(BYTES)
 
 
 PLACE = "of the large value"
-VALUES = {  # each is what may stand where JSON has a value
+# Possible contents of a JSON value.
+VALUES = {
     "empty lists": (b"[", b"[],", b"[]]"),
     "empty objects": (b"[", b"{},", b"{}]"),
     "texts for numbers": (b"[", b'"1",', b'"1"]'),
@@ -69,7 +72,7 @@ RAW = {
 
 
 def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
-    """Bodies for a model that reads one field."""
+    """Yield bodies for a model that reads one field."""
     datatype, shape = DATATYPES[name]
     tensor: dict[str, Any] = {
         "name": name,
@@ -92,11 +95,12 @@ def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def job_bodies() -> Iterator[tuple[str, bytes]]:
-    """Bodies for a job."""
+    """Yield bodies for a job."""
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
-        for field in islice(fields, 2):  # with the plain one, three: each kind as JSON and as YAML
+        # Three fields with the plain one: each kind as JSON and as YAML.
+        for field in islice(fields, 2):
             yield f"{field}: {what}", placed(JOB | {field: PLACE}, parts)
 
 
@@ -115,7 +119,7 @@ class Target:
     key: str
 
     def ask(self, method: str, path: str, body: bytes | None, kind: str) -> tuple[int, bytes]:
-        """Ask on a connection of its own."""
+        """Send a request on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             headers = {"Authorization": f"Bearer {self.key}", "Content-Type": kind}
@@ -126,13 +130,13 @@ class Target:
             connection.close()
 
     def memory_mb(self, name: str) -> float:
-        """Resident memory: `VmRSS` now, `VmHWM` at most since `forget_peak`."""
+        """Return resident memory: `VmRSS` now, `VmHWM` is the peak since `forget_peak`."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         [line] = [each for each in status.splitlines() if each.startswith(name)]
         return int(line.split()[1]) / 1024
 
     def forget_peak(self) -> float:
-        """Let `VmHWM` begin at what is resident now; return that."""
+        """Reset `VmHWM` to the current resident memory, and return it."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory_mb("VmRSS")
 
@@ -150,11 +154,12 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         process.wait()
 
 
-Sent = tuple[str, str, str, str, bytes]  # what it is, method, path, content type, body
+# Kind, method, path, content type, body.
+Sent = tuple[str, str, str, str, bytes]
 
 
 def check(target: Target, valid: Sent, others: list[Sent]) -> None:
-    """Check that none of the others costs much, and that a valid request is answered meanwhile."""
+    """Check that no request costs much, and that a valid request is answered meanwhile."""
     _, method, path, kind, body = valid
     assert target.ask(method, path, body, kind)[0] < 300
     for _, warm_method, warm_path, warm_kind, _ in {other[1:4]: other for other in others}.values():
@@ -260,5 +265,5 @@ def test_half_open_connections_to_serve_are_closed_while_others_are_answered(
             except ConnectionResetError:
                 pass
     assert target.ask("GET", path, None, "")[0] == 200
-    # Machines of CI are slow: what opening the connections took may be lost once more.
+    # CI's machines are slow, so the cost of opening connections may occur twice.
     assert monotonic() - began < CLOSED_WITHIN_S + 2 * opened_s

@@ -1,4 +1,4 @@
-"""What an image is made of starts as it would there: as nobody, on files that nobody can change."""
+"""The contents of an image start as they would there: as nobody, on files nobody can change."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ SERVICES = {
     "worker": ("worker", "coordinator", "evaluator", "provisioner"),
 }
 TRAINING = ("torch", "triton", "nvidia", "cuda")
-MEGABYTES = 500  # of the target service, Python itself apart: see deploy/README.md
+# Target service, without Python (deploy/README.md).
+MEGABYTES = 500
 
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[dict[str, PlainImage]]:
-    """Each target, built; both at once, for they take a while."""
+    """Both targets, built at the same time because that is slow."""
     roots = {target: Path(tempfile.mkdtemp(prefix=f"doll-{target}-")) for target in SERVICES}
     try:
         made = {target: PlainImage(root, target) for target, root in roots.items()}
@@ -65,7 +66,7 @@ def service(images: dict[str, PlainImage]) -> PlainImage:
 
 
 def status(url: str) -> int:
-    """What is answered; 0 while nobody listens."""
+    """Return the status of the answer. 0 if nobody listens."""
     try:
         return httpx2.get(url).status_code
     except httpx2.TransportError:
@@ -73,7 +74,7 @@ def status(url: str) -> int:
 
 
 class Begun(NamedTuple):
-    """A service that was started, and where to ask it."""
+    """A running service, and its address."""
 
     container: PlainContainer
     process: subprocess.Popen[bytes]
@@ -81,7 +82,7 @@ class Begun(NamedTuple):
     said: Path
 
     def well(self) -> bool:
-        """Whether it says so; fails if it has ended."""
+        """Return True if the health check passes. Fails if the process has ended."""
         assert self.process.poll() is None, self.said.read_text()
         return status(f"{self.url}/healthz") == 200
 
@@ -102,7 +103,7 @@ def test_services_come_up_without_servers_are_well_and_end_on_request(
             begun[name] = Begun(container, process, f"http://127.0.0.1:{port}", said)
         for name, one in begun.items():
             await_condition(one.well, f"{name} is well")
-            one.container.ran(*image.health)  # as the engine asks
+            one.container.ran(*image.health)  # the engine does the same
             assert status(f"{one.url}/metrics") == 200
             one.process.send_signal(signal.Signals[image.stop_signal])
         for one in begun.values():
@@ -122,7 +123,8 @@ def test_what_is_installed_fits_together_and_is_compiled(
     check = [sys.executable, "-m", "pip", "--python", str(image.root / "opt/doll"), "check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)  # noqa: S603 -- pip
     assert done.returncode == 0, done.stdout
-    # On a file system that is read-only it would be compiled anew at each start.
+    # Python could not cache the bytecode on a read-only file system, and would compile at each
+    # start.
     assert list((image.packages / "common" / "__pycache__").glob("errors.cpython-*.pyc"))
     assert not (image.packages / "pip").exists()
     assert not (image.root / "src").exists()

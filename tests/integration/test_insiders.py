@@ -1,6 +1,6 @@
-"""Records that somebody forges who may write to `doll.*`: survived, or the job is held; see docs.
+"""Forged records in `doll.*` are survived, or the job is held.
 
-The table in docs/howto/security.md says what comes of each; here are those that need real
+The table in docs/howto/security.md lists the effect of each forgery. The cases here need real
 processes.
 """
 
@@ -38,7 +38,7 @@ class Insider:
     """Somebody who may write to the topics of a job.
 
     Args:
-        cluster: With the job.
+        cluster: Cluster with the job.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -46,13 +46,13 @@ class Insider:
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
 
     def write(self, topic: str, *values: bytes | None) -> None:
-        """Append to a topic's first partition, with the job's name for a key."""
+        """Append to a topic's first partition, with the job's name as the key."""
         for value in values:
             self._producer.produce(topic, value, self._cluster.job, partition=0)
         assert self._producer.flush(30.0) == 0
 
     def claim(self, records: int) -> Partition:
-        """Claim the next records of a stream, whether there are any or not."""
+        """Claim the next records of a stream, even if they do not exist."""
         leader_status = self._cluster.leader_status()
         assert leader_status is not None
         place = min(leader_status.claimed)
@@ -65,7 +65,7 @@ class Insider:
         return place
 
     def lead(self) -> None:
-        """Take back all updates."""
+        """Roll back all updates."""
         leader_status = self._cluster.leader_status()
         assert leader_status is not None
         lead = Lead(leader_status.epoch, GENESIS, "insider", leader_status.epoch + 1)

@@ -1,4 +1,4 @@
-"""Commands that write by transactions of a real broker, killed again and again: all of it once."""
+"""Commands that write in real transactions are killed repeatedly: each record is written once."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MANY = pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])
 
 
 def run_and_kill(start: Callable[[int], Child], log: Log, topic: str, kills: int = KILLS) -> str:
-    """Kill a command some times once it has written something, then let it end; what it said.
+    """Kill a command several times after its first writes, then let it finish. Returns its output.
 
-    Where this process comes late, a command has written everything, and the next one ends at once.
+    If this process is too slow, the command has written everything, and the next one ends at once.
     """
     place, seen = Partition(topic, 0), 0
     for kill in range(kills):
@@ -66,7 +66,7 @@ def records_in(log: Log, topic: str) -> list[LogRecord]:
 def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
     apache_kafka: ApacheKafka, tmp_path: Path, kills: int
 ) -> None:
-    # Each record has letters of two jobs.
+    # Each record has dead letters of two jobs.
     stream, fixed, count = f"replayed-{kills}", f"fixed-{kills}", max(RECORDS, 550 * kills)
     command = (sys.executable, "-m", "services.cli", "dlq", "replay", stream)
     environ = {**os.environ, "DOLL_KAFKA": apache_kafka.settings.bootstrap}

@@ -1,4 +1,4 @@
-"""A leader of a group that ends at any point of its work: its successor takes nothing back."""
+"""A group's leader is killed at each point of its work: its successor rolls nothing back."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A real Kafka that loses acknowledged records of a job's own topics: held, told, and gone on with.
+"""Real Kafka loses acknowledged records of a job's own topics: held, reported, then resumed.
 
 The last records of the control topic, of the updates topic, and of both are lost, one after the
-other; another job on the same cluster, with the same coordinators, does not notice.
+other. Another job on the same cluster with the same coordinators is not affected.
 
-    job       ███████ held ██████████ held ██████████ held █████████
-    control   ───────✂─────────────────────────────────✂───────────
-    updates   ────────────────────────✂─────────────────✂──────────
-    innocent  ██████████████████████████████████████████████████████
+job       ███████ held ██████████ held ██████████ held █████████
+control   ───────✂─────────────────────────────────✂───────────
+updates   ────────────────────────✂─────────────────✂──────────
+innocent  ██████████████████████████████████████████████████████
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.nightly]
 
 CHECKPOINTS = "checkpoint: {every_updates: 5, keep: 20}"
-GRADIENT_S = 0.05  # of a batch: so much is under way when the broker dies
-PRODUCED = 500  # twice before each loss, and after it
-UPDATES = 10  # of the 15 that are made of them at least; so some batches are always under way
+# Seconds per batch. Many batches are in flight when the broker dies.
+GRADIENT_S = 0.05
+# Records of one call. There are two calls before each loss, and one after it.
+PRODUCED = 500
+# At least 15 updates come of these records, so some batches are always in flight.
+UPDATES = 10
 WAY_ON = re.compile(r"`doll job resume ([^`]*)`")
 
 
@@ -55,14 +58,14 @@ def innocent(real: Settings, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def train_some(cluster: Cluster) -> None:
-    """Produce records, and wait until some updates have been made of them."""
+    """Produce records, and wait for some updates."""
     begun = cluster.version()
     cluster.produce(PRODUCED)
     await_condition(lambda: cluster.version() >= begun + UPDATES, f"{UPDATES} updates")
 
 
 def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
-    """Run what the reason of a held job names, also of a further one, until all is trained."""
+    """Run the command that a held job's reason names, repeatedly, until all records are trained."""
 
     def trained() -> bool:
         record = cluster.record()
@@ -84,7 +87,8 @@ def resume(cluster: Cluster, reason: str) -> None:
         subprocess.run(  # noqa: S603 -- our own command line
             [sys.executable, "-m", "services.cli", "job", "resume", cluster.job, *options],
             env={**os.environ, **settings.environ()},
-            check=False,  # it says no where the job is not held any more
+            # The command fails if the job is not held any more.
+            check=False,
             capture_output=True,
         )
 

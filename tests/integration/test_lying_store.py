@@ -1,8 +1,8 @@
-"""Jobs go on from their newest checkpoint, however object storage answers meanwhile; on processes.
+"""Jobs resume from their newest checkpoint despite wrong answers of object storage; on processes.
 
 Redis         full             empty: both coordinators start again
 storage       right            mistyped | wrong in eight ways | right
-three jobs    train            wait, and say for what         | go on from the newest
+three jobs    train            wait, and say for what         | resume from the newest
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 BUCKET = "models"
 JOBS = ("lied-a", "lied-b", "lied-c")
 OFTEN = "checkpoint: {every_updates: 2, keep: 3}"
-# In turn, one for each job: coordinators look again every ten seconds.
+# Each row is one turn, with one lie per job. Coordinators retry every ten seconds.
 TURNS: tuple[tuple[Lie, Lie, Lie], ...] = (
     ("empty", "cut", "half"),
     ("stale", "late", "page"),
@@ -80,7 +80,7 @@ def settings(
 
 
 def named(cluster: Cluster) -> ModelId | None:
-    """Name of the newest checkpoint in the job's history."""
+    """Return the name of the newest checkpoint in the job's history."""
     history = History()
     for offset, record in read_decoded(
         cluster.log, topics.updates_topic(cluster.job), decode_audit
@@ -90,18 +90,18 @@ def named(cluster: Cluster) -> ModelId | None:
 
 
 def newest(cluster: Cluster) -> ModelId | None:
-    """Name of the newest checkpoint in storage."""
+    """Return the name of the newest checkpoint in storage."""
     finished = CheckpointStore(open_blobs(cluster.settings), cluster.job).finished()
     return finished[0] if finished else None
 
 
 def is_named(cluster: Cluster) -> bool:
-    """True if the history names the newest checkpoint of storage."""
+    """Return True if the history's newest checkpoint is the newest in storage."""
     return newest(cluster) == named(cluster) is not None
 
 
 def waits(cluster: Cluster, text: str) -> bool:
-    """True if a coordinator says that the job waits for its checkpoint, and why."""
+    """Return True if a coordinator logs that the job waits for its checkpoint, and why."""
     name = named(cluster)
     reasons = [why for why in cluster.board.unable().values() if why.startswith(AWAITED)]
     expected = "" if name is None else f"{AWAITED}{name.epoch}-{name.version}, but "
@@ -109,14 +109,14 @@ def waits(cluster: Cluster, text: str) -> bool:
 
 
 def began_with(said: str, job: str) -> int:
-    """The version that the last leader of a job began with."""
+    """Return the version that the last leader of a job began with."""
     found = re.findall(rf" leader_elected .*\bjob={job} .*\bversion=(\d+)", said)
     found += re.findall(rf" leader_elected .*\bversion=(\d+).*\bjob={job}\b", said)
     return int(found[-1]) if found else -1
 
 
 def trained(make: Make) -> list[Cluster]:
-    """Three jobs with checkpoints, whose coordinators are killed and whose Redis is empty."""
+    """Three jobs with checkpoints. Their coordinators are killed, and Redis is empty."""
     jobs = [make(name, 240, OFTEN) for name in JOBS]
     for name in ("c1", "c2"):
         jobs[0].start("coordinator", name)
@@ -134,7 +134,7 @@ def trained(make: Make) -> list[Cluster]:
 
 
 def await_all(jobs: list[Cluster], texts: Iterable[str]) -> None:
-    """Wait until each job says that it waits, and this about it."""
+    """Wait until each job reports that it waits, with this reason."""
     for cluster, text in zip(jobs, texts, strict=True):
         await_condition(partial(waits, cluster, text), f"{text}: waits")
 
@@ -161,7 +161,8 @@ def test_jobs_wait_for_their_newest_checkpoint_and_go_on_from_it(
     for turn in TURNS:
         store.lies = dict(zip(JOBS, turn, strict=True))
         await_all(jobs, [SAID[lie] for lie in turn])
-    store.lies = dict.fromkeys(JOBS, "latest")  # which hinders nobody
+    # This lie delays nobody.
+    store.lies = dict.fromkeys(JOBS, "latest")
     for cluster in jobs:
         await_condition(cluster.board.is_leased, "somebody leads it")
     assert store.deleted == []

@@ -1,4 +1,4 @@
-"""Each service as a process tells its metrics and health, and its numbers are those of the run."""
+"""Each service, as a process, reports metrics and health, and its numbers match the run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ OPTIONS = """provisioning: {workers: 2, policy: adaptive, review_s: 1}
 
 
 class Scraped(NamedTuple):
-    """One process, by its port of metrics."""
+    """One process, by its metrics port."""
 
     port: int
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Status and body."""
+        """Return status and body."""
         connection = HTTPConnection(HERE, self.port, timeout=10.0)
         try:
             connection.request("GET", path)
@@ -47,14 +47,14 @@ class Scraped(NamedTuple):
             connection.close()
 
     def well(self) -> bool:
-        """Whether it is there and says that it is well."""
+        """Return True if the process answers that it is healthy."""
         try:
             return self.ask("/healthz") == (200, "healthy\n")
         except OSError:
             return False
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Each value of a metric, by its labels in alphabetical order, without the job's name."""
+        """Return a metric's values by its labels, sorted by name, without the job's."""
         return {
             tuple(value for label, value in sample.labels.items() if label != "job_name"): (
                 sample.value
@@ -65,11 +65,11 @@ class Scraped(NamedTuple):
         }
 
     def sum(self, name: str) -> float:
-        """Of all values of a metric."""
+        """Return the sum of all values of a metric."""
         return sum(self.values(name).values())
 
     def checked(self) -> subprocess.CompletedProcess[str]:
-        """What the health check of its container says."""
+        """Run the health check of the process's container."""
         environment = {**os.environ, "DOLL_METRICS_PORT": str(self.port)}
         return subprocess.run(
             [sys.executable, "-m", "common.runtime.healthcheck"],
@@ -101,7 +101,7 @@ def cluster(
 
 @pytest.fixture
 def start(cluster: Cluster) -> Callable[..., Scraped]:
-    """Start a service with a port of its own for metrics, and wait until it is well."""
+    """Start a service with a metrics port of its own, and wait until it is healthy."""
 
     def started(service: str, name: str, **settings: object) -> Scraped:
         scraped = Scraped(free_port())
@@ -113,7 +113,7 @@ def start(cluster: Cluster) -> Callable[..., Scraped]:
 
 
 def missing_from(service: str, by: Scraped) -> list[str]:
-    """Metrics that a service declares and does not report."""
+    """Return declared metrics that a service does not report."""
     lines = by.ask("/metrics")[1].splitlines()
     names = {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
     return [
@@ -142,7 +142,9 @@ def test_every_service_reports_all_that_it_declares(
         len(update.batches) for update in updates
     )
     said = [update.moved for update in updates if update.moved is not UNSET]
-    # All but the first count, which is what the others are told from; the last one is not told yet.
+    # An update reports the bytes since the previous report. So the first update has no count, and
+    # the
+    # last count is not reported yet.
     assert len(said) == len(updates) - 1
     assert 0 < sum(said) < worker.sum("doll_worker_moved_bytes_total")
     assert worker.values("doll_worker_reading") == {(): 1.0}
@@ -156,7 +158,8 @@ def test_every_service_reports_all_that_it_declares(
         lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
-    assert Scraped(api).ask("/metrics")[0] == 401  # that of the API needs a key as before
+    # The API's metrics still need a key.
+    assert Scraped(api).ask("/metrics")[0] == 401
 
     provisioner = start("provisioner", "p1")
     await_condition(
@@ -188,7 +191,7 @@ def test_every_service_reports_all_that_it_declares(
             }
         )
 
-    # The policy may move a machine at any moment, between two questions too.
+    # The policy may move a machine at any moment, even between two requests.
     await_condition(
         machines_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
     )
@@ -198,8 +201,9 @@ def test_every_service_reports_all_that_it_declares(
     assert per_update == pytest.approx(spent / cluster.version(), rel=0.2)
     assert 0 < provisioner.values("doll_deadline_left_seconds")[()] < 3600
 
-    cluster.produce(RECORDS)  # of what does not arrive there is no ratio to what can be done
-    # The counting model has no metrics, and the coordinator adds up.
+    # Without these records the utilization ratio has no value.
+    cluster.produce(RECORDS)
+    # The counting model has no metrics, and the coordinator aggregates.
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(
         lambda: set(missing_from("Coordinators", coordinator)) == others,

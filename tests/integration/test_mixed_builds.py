@@ -1,4 +1,4 @@
-"""A fleet of two builds of one task: the job's workers learn all, the others are left out."""
+"""A fleet with two builds of a task: workers of the job's build learn, others are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An MLflow server of the package index does what every tracker must, and loses nothing of a job.
+"""An MLflow server from the package index passes the tracking contract, and no metric is lost.
 
 MLflow's own client then finds the job.
 """
@@ -79,21 +79,22 @@ print(json.dumps({
 
 
 class MlflowProcess:
-    """A server and what it keeps.
+    """A server and its files.
 
     Args:
-        folder: Its own; its packages are installed there.
+        folder: Folder of its packages and files.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.programs = environment(folder, MLFLOW, "boto3")  # by which its client reads S3
+        # MLflow reads S3 by boto3.
+        self.programs = environment(folder, MLFLOW, "boto3")
         self._folder = folder
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, with all that it kept."""
+        """Start it with all stored data."""
         log = self._folder / "log"
         with log.open("ab") as file:
             self._process = process = subprocess.Popen(  # noqa: S603 -- our own command line
@@ -116,14 +117,14 @@ class MlflowProcess:
             Event().wait(0.2)
 
     def kill(self) -> None:
-        """End it without notice."""
+        """Kill it."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop it."""
         self.kill()
 
     def _is_healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Installed, our programs start though a user has folders `common` and `services` of their own."""
+"""Installed programs start although a user has folders named `common` and `services`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ make_task("shop:Task", {}, ["shop:Task"])
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with our packages, as a wheel brings them; not a checkout."""
+    """Programs of an environment with our packages installed from a wheel, not from a checkout."""
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3.*/site-packages")
@@ -55,11 +55,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, site / Path(package).name, ignore=left_out)
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
-    (root / "bin/doll").write_text(START.format(entry=entry))  # as pip makes it, to its effect
+    (root / "bin/doll").write_text(START.format(entry=entry))  # has the effect of pip's script
     return root / "bin"
 
 
-# Of two places one is tried where nothing changed that says where packages are looked for.
+# If no file that sets the search path changed, only one of the two places is tested.
 ONCE = marks_of(
     *("common/config/program", "common/embedded/", "common/public/", "services/cli/__main__"),
     "tests/integration/test_names_of_ours.py",
@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 def said(command: Sequence[object], place: str, folder: Path, packages: Sequence[str]) -> str:
-    """What a command says where a user has packages of these names."""
+    """Return a command's output on a machine where a user has packages of these names."""
     for package in packages:
         (folder / "of_a_user" / package).mkdir(parents=True)
         (folder / "of_a_user" / package / "__init__.py").write_text("raise SystemExit('theirs')")

@@ -1,4 +1,4 @@
-"""A worker that hears of its machine's end leaves well, and the job goes on without it."""
+"""A worker that is notified of its machine's end leaves cleanly, and the job continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cluster(
 def spot_worker(
     cluster: Cluster, metadata: MetadataServer, tmp_path: Path
 ) -> Iterator[EmbeddedService]:
-    """The worker `w1`, on a machine that may be given notice."""
+    """Worker `w1`, on a machine that a test can give notice."""
     update = {"notices": "ec2", "metadata_endpoint": metadata.endpoint, "log_format": "json"}
     settings = cluster.settings.model_copy(update=update)
     worker = EmbeddedService("worker", "w1", settings, tmp_path, ("--job", cluster.job), forks=True)
@@ -88,5 +88,5 @@ def test_a_worker_leaves_on_notice_and_another_goes_on(
 
 
 def events(log: str) -> list[str]:
-    """The names of the events in a log of JSON lines, in order."""
+    """Return the names of the events in a log of JSON lines, in order."""
     return [json.loads(line)["event"] for line in log.splitlines()]

@@ -1,7 +1,7 @@
-"""A real broker that lets in who has a token, and a real issuer of tokens: both ways to get one.
+"""A real broker accepts tokens of a real issuer, from both sources of tokens.
 
-The client asks the issuer itself (OpenID Connect), or a function of ours makes the token, as for
-Amazon MSK.
+The client requests the token from the issuer itself (OpenID Connect), or a function of ours creates
+it, as for Amazon MSK.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 
 LONG_S = 20.0
 AUDIENCE = "kafka"
-LIFE_S = 10  # of a token: some are renewed while the test reads
+# Lifetime of a token in seconds. Clients renew some tokens during the test.
+LIFE_S = 10
 
 
 class Issued(NamedTuple):
@@ -91,7 +92,7 @@ def oidc(issued: Issued, **changes: str) -> dict[str, str]:
 
 
 def everything_works(log: StreamLog, topic: str) -> None:
-    """Every kind of client that a process has gets in, also once its first token has run out."""
+    """Every kind of client in a process connects, even after its first token has expired."""
     log.create_topics([NewTopic(topic, kept_forever=True)])
     with (
         closing(log.writer()) as writer,
@@ -106,7 +107,8 @@ def everything_works(log: StreamLog, topic: str) -> None:
                 writer.append(topic, b"%d" % number)
                 assert writer.flush(LONG_S)
                 number += 1
-            # A connection whose session is over within a second is refused: another is made.
+            # The broker refuses a connection whose session ends within a second, so the client
+            # reconnects.
             with suppress(UnavailableError):
                 seen += [record.value for record in tail.read(10, 0.2)]
             with suppress(UnavailableError):
@@ -134,7 +136,8 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
-    assert len(made) > 5  # one for each client, and some renewed
+    # One per client, and some renewed.
+    assert len(made) > 5
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,6 @@ def test_a_token_for_somebody_or_something_else_is_refused(
     with closing(open_log(read_settings(oidc(issued, **changes)))) as log:
         with pytest.raises(OutsideError) as raised:
             log.create_topics([NewTopic("doll.refused.control")])
-        # A missing right is waited for: an operator may add it.
+        # A client waits while a right is missing, because an operator may grant it.
         assert isinstance(raised.value, ForbiddenError) or not raised.value.retriable
         assert "its-secret" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""A producer dies with a transaction open: the job says so, is not drained, and loses nothing.
+"""A producer dies in a transaction: the job reports that, is not drained, and loses nothing.
 
 offset    0 ... 499   500 ... 509   510 ... 1509   1510     1511
 record    committed   open          committed      marker
@@ -66,7 +66,7 @@ class Watched:
         self.progress = JobProgress(record)
 
     def state(self) -> State:
-        """Look, and say how the job is."""
+        """Poll, and return the job's state."""
         now = time.time()
         read_history(self._history, self.progress, now, 0.0)
         if (look := self._poller.look(now, time.monotonic())) is not None:
@@ -74,7 +74,7 @@ class Watched:
         return self.progress.state(now)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._history.close()
         self._poller.close()
 

@@ -59,7 +59,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 COPIES = "default.replication.factor=2\noffsets.topic.replication.factor=2\n"
 BUCKET, JOB, AVRO_JOB = "models", "outages", "avro-outages"
 SHORT_S, LONG_S = 20.0, 300.0
-REPORTED_S = 15.0  # after which everything says that a server is unavailable, and since when
+# Time after which every surface reports that a server is unavailable, and since when.
+REPORTED_S = 15.0
 SLOW = 4  # times slower a machine may be
 RECORDS = 60_000
 SHORT_RATE, LONG_RATE = 64, 8  # records a second
@@ -81,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryServer:
-    """A schema registry in which every schema is `SCHEMA`; always at the same address."""
+    """A schema registry at a fixed address. Each of its schemas is `SCHEMA`."""
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -89,7 +90,7 @@ class RegistryServer:
         self._server: ThreadingHTTPServer | None = None
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start answering."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -107,7 +108,7 @@ class RegistryServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -115,7 +116,7 @@ class RegistryServer:
 
 
 class Store(S3Server):
-    """Object storage that can be read-only."""
+    """Object storage that tests can make read-only."""
 
     read_only = False
 
@@ -127,7 +128,7 @@ class Store(S3Server):
 
 
 class Feeder:
-    """Writes ids to the job of the counting model steadily, in a thread of its own."""
+    """A thread that writes ids to the counting model's job at a steady rate."""
 
     def __init__(self, stack: Stack) -> None:
         self.produced, self.rate = 0, 0
@@ -138,12 +139,12 @@ class Feeder:
         self._thread.start()
 
     def rest(self) -> None:
-        """Write nothing until there is a rate again."""
+        """Pause until the next rate."""
         with self._lock:
             self.rate = 0
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
         self._thread.join()
 
@@ -194,7 +195,8 @@ class Stack:
         with closing(KeyStore(cluster.log)) as keys:
             key, _ = keys.create("olga", "operator")
         self.avro = self._submit_avro()
-        # Its copies of topics stay away, so that `min.insync.replicas` decides about writes.
+        # Copies of topics on the other broker stay away, so `min.insync.replicas` decides about
+        # writes.
         second.stop()
         self.ports = {name: free_port() for name in ("c1", "c2", "w1", "w2", "e1")}
         services = {"c": "coordinator", "w": "worker", "e": "evaluator"}
@@ -237,7 +239,7 @@ checkpoint: {{every_updates: 100000}}
             return jobs.submit(spec).id
 
     def produce_avro(self, count: int) -> None:
-        """Write rows of a schema that nobody has seen yet."""
+        """Write rows with a new schema."""
         self.schema += 1
         parsed = fastavro.parse_schema(SCHEMA)
         with closing(self.cluster.log.writer()) as writer:
@@ -250,19 +252,20 @@ checkpoint: {{every_updates: 100000}}
             assert writer.flush(30.0)
 
     def avro_samples(self) -> int:
-        """Records in updates of the Avro job."""
+        """Return the number of records in updates of the Avro job."""
         found = read_decoded(self.cluster.log, topics.updates_topic(self.avro), decode_audit)
         return sum(getattr(record, "samples", 0) for _, record in found)
 
-    # --- who says what ---------------------------------------------------------------------------
+    # --- reports
+    # -------------------------------------------------------------------------------------
 
     def job(self, job: str) -> str:
-        """State of a job by itself."""
+        """Return the state of a single job."""
         answer = self.client.get(f"/v1/jobs/{job}").json()
         return f"{answer.get('state')}: {answer.get('why', answer)}"
 
     def jobs(self, job: str) -> str:
-        """State of a job in the list."""
+        """Return the state of a job in the list."""
         answer = self.client.get("/v1/jobs").json()
         for each in answer.get("jobs", answer.get("items", [])):
             if job in (each.get("name"), each.get("id"), each.get("job")):
@@ -270,22 +273,22 @@ checkpoint: {{every_updates: 100000}}
         return str(answer)
 
     def listed(self) -> list[str]:
-        """What `doll job list` prints."""
+        """Return the lines of `doll job list`."""
         command = [sys.executable, "-m", "services.cli", "job", "list"]
         ran = subprocess.run(command, capture_output=True, text=True, env=self.environ, check=False)  # noqa: S603 -- our own command line
         return (ran.stdout + ran.stderr).splitlines()
 
     def readiness(self) -> dict[str, Any]:
-        """What /readyz answers."""
+        """Return the answer of /readyz."""
         found: dict[str, Any] = self.client.get("/readyz").json()
         return found
 
     def log_lines(self, event: str) -> dict[str, int]:
-        """How often each process logged an event."""
+        """Return how often each process logged an event."""
         return {name: self.cluster.said(name).count(f" {event} ") for name in self.processes}
 
     def outage_s(self, server: str) -> float:
-        """The longest outage of a server in the metrics of all processes."""
+        """Return a server's longest outage in the metrics of all processes."""
         urls = [f"http://127.0.0.1:{port}/metrics" for port in self.ports.values()]
         lines = [line for url in urls for line in httpx2.get(url).text.splitlines()]
         lines += self.client.get("/metrics").text.splitlines()
@@ -297,12 +300,12 @@ class Case(NamedTuple):
     """An outage of some servers.
 
     Args:
-        servers: Which; each by the job whose state tells it.
-        begin: Begins it.
-        end: Ends it.
-        works: True once something was done that is new since `before`.
-        before: How far the work is.
-        streams: True if the streams take records while it lasts.
+        servers: The servers, each with the job whose state reports it.
+        begin: Starts the outage.
+        end: Ends the outage.
+        works: Returns True if work was done since `before`.
+        before: Returns the progress of the work.
+        streams: True if the streams accept records during the outage.
     """
 
     servers: dict[str, str]
@@ -440,7 +443,7 @@ def stack(system_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory)
 
 
 class Watch:
-    """What everything says about an outage, as it is seen first."""
+    """Records how soon each surface (logs, metrics, API, command line) reports an outage."""
 
     def __init__(self, stack: Stack, case: Case) -> None:
         self._stack, self._case = stack, case
@@ -456,7 +459,7 @@ class Watch:
         self._listing: threading.Thread | None = None
 
     def look(self) -> bool:
-        """Look at what has not reported it yet; True if all has."""
+        """Check the surfaces that have not reported the outage. Returns True once all have."""
         for server, job in self._case.servers.items():
             looks: dict[str, Callable[[], bool]] = {
                 "log": lambda s=server: any(self.new_lines(s)[0].values()),  # type: ignore[misc]
@@ -484,7 +487,7 @@ class Watch:
                 self._saw(f"{server} list")
 
     def says(self, server: str, state: str) -> bool:
-        """True if a state names the server, and since when."""
+        """Return True if a state names the server and the time of the outage's begin."""
         found = SINCE.search(state)
         if NAMES[server] not in state or not found:
             return False
@@ -498,7 +501,7 @@ class Watch:
         return not check["ok"] and since_s and abs(since_s - self.begun_s) < REPORTED_S * SLOW
 
     def new_lines(self, server: str) -> tuple[dict[str, int], dict[str, int]]:
-        """Lines per process that say that this outage began, and that it is over."""
+        """Return the number of lines per process that report this outage, and its end."""
         begun, over = self._lines[server]
         return (
             _since(self._stack.log_lines(f"{server}_unavailable"), begun),
@@ -506,7 +509,7 @@ class Watch:
         )
 
     def picture(self) -> str:
-        """What was seen and what everything says now, for a failure."""
+        """Describe what was seen and what is reported now, for a failure message."""
         says = {
             server: (self._stack.job(job), self._stack.jobs(job))
             for server, job in self._case.servers.items()
@@ -514,12 +517,12 @@ class Watch:
         return f"{self.seen}\n{says}\n{self._stack.listed()}\n{self._stack.readiness()}"
 
     def flickers(self) -> list[str]:
-        """States that do not tell it."""
+        """Return the states that do not report the outage."""
         states = {server: self._stack.job(job) for server, job in self._case.servers.items()}
         return [state for server, state in states.items() if not self.says(server, state)]
 
     def is_over(self) -> bool:
-        """True if nothing tells it any more."""
+        """Return True if no surface reports the outage any more."""
         stack = self._stack
         return all(
             stack.outage_s(server) == 0
@@ -534,7 +537,7 @@ def _since(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 
 
 def check(stack: Stack, name: str, lasts_s: float, rate: int) -> None:
-    """Let an outage begin, last and end; everything says so, and all is trained once."""
+    """Run an outage. Every surface reports it, and all records are trained once."""
     case, cluster, feeder = CASES[name], stack.cluster, stack.feeder
     before = version(stack)
     feeder.rate = rate
@@ -596,7 +599,7 @@ def test_page_of_a_job_shows_an_outage_until_it_is_over(stack: Stack) -> None:
         banner.wait_for(state="detached")
 
 
-# These differ little from others: a frozen broker, a full Redis, a storage that is away.
+# These differ little from others: a frozen broker, a full Redis, an unavailable storage.
 AT_NIGHT = ("kafka killed", "redis is a replica", "storage read-only")
 
 

@@ -1,7 +1,7 @@
-"""The live page in a real Chromium, before the real service on servers in memory.
+"""The live page in a real Chromium, on the real service with servers in memory.
 
-A browser takes seconds of a processor to load Plotly. On every change it opens the page that has
-all charts, and does what people do most; what else there is to see waits for a change of it.
+A browser takes seconds of a processor to load Plotly. On every change the tests open the page that
+has all charts and do the most frequent actions. The other tests run if the page has changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord
 
-SEEN = once_changed(  # what there is to see comes to the same where nothing of this changed
+# If none of these files changed, the page shows the same.
+SEEN = once_changed(
     *("services/admin/", "common/api/", "tests/page/", "tests/integration/test_page.py"),
 )
 SOON_MS = 60_000.0
@@ -73,7 +74,7 @@ expect.set_options(timeout=SOON_MS)
 
 
 class Site:
-    """A service, and a browser that looks at it."""
+    """A service, and a browser."""
 
     def __init__(self, service: PageService, address: str, opened: Browser) -> None:
         self.service = service
@@ -88,7 +89,7 @@ class Site:
         key: str | None = None,
         timezone: str = "Europe/Berlin",
     ) -> Page:
-        """Open the page at a place, in a window of its own."""
+        """Open the page at a place, in a new window."""
         asked = size, key or self.service.key, timezone
         if asked not in self._contexts:
             self._contexts[asked] = self._browser.new_context(
@@ -103,7 +104,7 @@ class Site:
         return page
 
     def get(self, path: str) -> Any:  # noqa: ANN401 -- JSON
-        """What the API says."""
+        """Return the API's answer."""
         answer = httpx2.get(self.address + path, auth=("me", self.service.key))
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -153,14 +154,14 @@ def _close_windows(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def tile(page: Page, name: str) -> str:
-    """A headline number, once it is there."""
+    """Return a headline number, once it is shown."""
     found = page.locator(f'.tile[data-name="{name}"] .value')
     expect(found).to_have_text(re.compile("[0-9]"))
     return found.inner_text()
 
 
 def drawn(page: Page, selector: str) -> list[dict[str, Any]]:
-    """What Plotly drew in an element, once it has."""
+    """Return the traces that Plotly drew in an element, as soon as there are any."""
     chart = page.locator(selector)
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
@@ -505,7 +506,7 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
     page.context.set_offline(offline=True)
     expect(page.locator("#pulse")).to_have_text("Disconnected: trying again")
     expect(page.locator(".problem")).to_contain_text("does not answer")
-    assert tile(page, "Version")  # what was known stays
+    assert tile(page, "Version")  # the last known values stay
 
     page.context.set_offline(offline=False)
     expect(page.locator("#pulse")).to_have_text("Live")
@@ -592,7 +593,7 @@ def test_twenty_jobs_are_on_the_screen_of_a_laptop_and_others_a_page_away(
     assert box is not None
     assert box["y"] + box["height"] <= 768
     assert box["height"] < 30
-    # Name and state are whole, and the reason is cut.
+    # Name and state are complete. The reason is cut.
     cut = "(cell) => cell.scrollWidth > cell.clientWidth"
     assert rows.last.locator(".why").evaluate(cut)
     assert not rows.last.locator("th").evaluate(cut)
@@ -606,7 +607,7 @@ def test_twenty_jobs_are_on_the_screen_of_a_laptop_and_others_a_page_away(
     expect(rows).to_have_count(3)
     page.get_by_role("button", name="Back").click()
     expect(rows.first).to_contain_text("model-020")
-    # The list asks for a page of jobs, never for a job.
+    # The list requests jobs by the page, never one by one.
     assert not [url for url in asked if "/v1/jobs/" in url]
 
 
@@ -643,7 +644,7 @@ def test_red_text_can_be_read_on_every_ground(site: Site, scheme: Literal["light
     )
     grounds = {name: colours[name] for name in ("back", "card", "grave", "mild")}
     found = {name: _contrast(colours["red"], ground) for name, ground in grounds.items()}
-    # WCAG 2.2 AA, of text.
+    # WCAG 2.2 AA, contrast of text.
     assert min(found.values()) >= 4.5, found
 
 
@@ -856,7 +857,7 @@ def poison(offset: int) -> Batch:
 
 
 def make_held(name: str, now_s: float) -> World:
-    """A job whose first three batches its task could not use."""
+    """A job with a task that fails on the first three batches."""
     why = "3 batches in a row were quarantined: KeyError: 'label'"
     record = make_record(name, now_s, "paused", why, rented=False)
     detail = "Traceback (most recent call last):\n  ...\nKeyError: 'label'"

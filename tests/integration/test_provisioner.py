@@ -1,7 +1,7 @@
-"""The provisioner on processes and servers: no machine twice, whoever is in charge.
+"""The provisioner on processes and servers orders each machine once, whichever replica leads.
 
-Spares, bids and bills are decided without processes: that is tested on every change in
-tests/unit/spot/provisioning, tests/unit/spot/policies and tests/system.
+Tests in tests/unit/spot/provisioning, tests/unit/spot/policies and tests/system check spares, bids
+and bills without processes, on every change.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ONCE = once_changed(
 def cluster(
     likest_to_production: Settings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Cluster]:
-    """A job whose machines nobody rents yet, with a coordinator; its job may say otherwise."""
+    """A job that needs machines, with a coordinator and without a provisioner."""
     market = tmp_path / "market.yaml"
     market.write_text(MARKET)
     settings = likest_to_production.model_copy(
@@ -91,7 +91,7 @@ def cluster(
 
 
 def ledger_of(cluster: Cluster) -> FleetLedger:
-    """What the plans topic says as it stands."""
+    """Return the fleet ledger, read from the plans topic."""
     ledger, place = FleetLedger(), Partition(plans_topic(cluster.job), 0)
     try:
         bounds = cluster.log.bounds(place)
@@ -105,7 +105,7 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
 
 
 def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
-    """Launch and state of all machines, as the provider sees them."""
+    """Return launch and state of all machines, from the provider."""
     settings = cluster.settings
     fleet = open_fleet(settings, Market.load(Path(settings.market)), cluster.job)
     try:
@@ -176,7 +176,7 @@ def test_machines_outlive_a_killed_provisioner_and_its_successor_finds_them(
 def provisioner_of(
     cluster: Cluster, opened: Callable[[Market, str], Openers] | None = None
 ) -> Iterator[None]:
-    """One replica's part in the job, in a thread of this process; its fleet, unless it is given."""
+    """Run one replica's part in the job in a thread, by default with a real fleet."""
     settings = cluster.settings
     boards, metrics = open_boards(settings), ProcessMetrics("provisioner")
     market = Market.load(Path(settings.market))
@@ -209,7 +209,7 @@ def provisioner_of(
 
 
 def slots_of(cluster: Cluster) -> dict[int | None, int]:
-    """The launch that has each slot, of machines that run; None: a spare's, if there is one."""
+    """Return the launch in each slot, of running machines. None: the spare, if there is one."""
     return {machine.slot: machine.launch for machine in ledger_of(cluster).running}
 
 
@@ -271,7 +271,7 @@ BIDS = "provisioning: {workers: 2, policy: bidbrain, bidbrain: {lambda_s: 0.1, s
 
 
 class UnderBids:
-    """Nothing but prices takes machines away: a machine is lost when its own bid is passed."""
+    """Machines are lost when the price exceeds their bid, and for no other reason."""
 
     def __init__(self, prices: MemoryPrices) -> None:
         self._prices = prices
@@ -284,7 +284,7 @@ class UnderBids:
         born_s: float,
         bid_usd_per_hour: float | None = None,
     ) -> float:
-        """Now, where the price is above the bid."""
+        """Return `at_s` if the price exceeds the bid, else infinity."""
         del slot, born_s
         dear = bid_usd_per_hour is not None and self._prices.look()[Offer(pool)] > bid_usd_per_hour
         return at_s if dear else float("inf")

@@ -1,6 +1,6 @@
-"""The benchmark of recoveries measures something; how much is for a quiet machine to say.
+"""The benchmark of recovery times returns times. Its results are meaningful on idle machines only.
 
-That training goes on after a kill is tested on every change in test_training.py.
+test_training.py checks on every change that training continues after a kill.
 """
 
 from __future__ import annotations

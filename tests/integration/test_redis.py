@@ -1,4 +1,4 @@
-"""A Redis that fails over, refuses, forgets or lies under a job of real processes: it goes on."""
+"""A job of real processes continues when Redis fails over, refuses, loses data or answers wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 PROCESSES = {"c1": "coordinator", "c2": "coordinator", "w1": "worker", "w2": "worker"}
 FORGED_S = 1.0
 HIGHEST = 2**64 - 1
-NOBODY = ("127.0.0.1", "1")  # a port where there is no server
+NOBODY = ("127.0.0.1", "1")  # no server listens there
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def started(make: Make, name: str, records: int) -> Cluster:
 
 
 def goes_on(cluster: Cluster, what: str) -> None:
-    """Produce some more, and wait until it is trained."""
+    """Produce more records, and wait until they are trained."""
     version = cluster.version()
     cluster.produce(500)
     await_condition(lambda: cluster.version() >= version + 5, f"five updates after {what}")

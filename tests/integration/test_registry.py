@@ -1,6 +1,6 @@
-"""A real schema registry, what its serializers write, and a job that trains on it with and without.
+"""A real schema registry with its serializers, and a job that trains during its outages.
 
-One of Confluent's API, in memory: what was registered is gone with the process.
+The server has Confluent's API. It keeps schemas in memory, so a restart loses them.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 FIELDS = [{"name": "a", "type": ["null", "double"]}, {"name": "label", "type": "boolean"}]
 ROW = {"type": "record", "name": "shop.Row", "fields": FIELDS}
 LATER = {**ROW, "fields": [*FIELDS, {"name": "new", "type": ["null", "string"], "default": None}]}
-ROWS = 1_400  # of the table of connections
-LOSS = 0.55  # as of JSON: tests/integration/test_table_examples.py
+ROWS = 1_400  # rows of that table
+# Same bound as for JSON, in tests/integration/test_table_examples.py.
+LOSS = 0.55
 VALUE = SerializationContext("rows", MessageField.VALUE)
 
 
 class RegistryProcess:
-    """The registry, at one address however often it is started."""
+    """The registry, at the same address after each start."""
 
     def __init__(self, jars: Path, folder: Path) -> None:
         self._port, self._folder = free_port(), folder
@@ -76,7 +77,7 @@ class RegistryProcess:
         self._child: Child | None = None
 
     def start(self) -> SchemaRegistryClient:
-        """Start it; returns a producer's client."""
+        """Start the registry. Returns a producer's client."""
         listen = (f"-Dquarkus.http.port={self._port}", "-Dquarkus.http.host=127.0.0.1")
         small = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
         command = ["java", *small, *listen, "-jar", str(self._jar)]
@@ -85,7 +86,7 @@ class RegistryProcess:
         return SchemaRegistryClient({"url": self.url})
 
     def kill(self) -> None:
-        """End it, with all that it knew."""
+        """Kill the registry, which loses all schemas."""
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -144,11 +145,11 @@ class Training:
         self._children[name] = Child(command, log, self._environ, forks=True)
 
     def kill(self, name: str) -> None:
-        """Kill one without notice."""
+        """Kill a process with SIGKILL."""
         self._children.pop(name).kill()
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         with closing(JobOperations(self.log)) as jobs:
             jobs.patch(self.spec.name, "the test is over", wanted="stopped")
         for child in self._children.values():
@@ -156,11 +157,11 @@ class Training:
         self.log.close()
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self._folder / f"{name}.log").read_text()
 
     def state(self) -> str:
-        """How the job is, as `doll job list` says it."""
+        """Return the job's state as `doll job list` shows it."""
         with closing(JobOperations(self.log)) as jobs:
             record = jobs.read()[self.spec.name]
         board = partial(open_board, self._settings)
@@ -180,15 +181,15 @@ class Training:
         return [record for record in records if isinstance(record, UpdateApplied)]
 
     def samples(self) -> int:
-        """Records of all updates."""
+        """Return the number of records in all updates."""
         return sum(update.samples for update in self._updates())
 
     def losses(self) -> list[float]:
-        """Of the updates."""
+        """Return the losses of the updates."""
         return [update.loss for update in self._updates()]
 
     def await_samples(self, count: int) -> None:
-        """Wait until so many records were learned."""
+        """Wait until the model was trained on this number of records."""
         await_condition(lambda: self.samples() >= count, f"{count} samples, not {self.samples()}")
         assert self.samples() == count
 
@@ -213,7 +214,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         schemas = read_decoded(training.log, schemas_topic("avro"), decode_schema)
         assert len(schemas) == 2
 
-        # Away: what is known is read on, also by a worker that has never met it.
+        # During the outage, known schemas are enough, even for a new worker.
         registry.kill()
         training.kill("w1")
         training.start("worker", "w2")
@@ -224,7 +225,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_dead_letters(training.log, "avro-rows").dead_letters == []
 
-        # Back, and it says that there is no such schema.
+        # The registry is available again, but does not have the schema.
         registry.start()
         await_condition(
             lambda: len(read_dead_letters(training.log, "avro-rows").dead_letters) == 32,

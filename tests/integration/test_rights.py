@@ -1,4 +1,4 @@
-"""The services with exactly the rights of docs/howto/security.md, and without one of them."""
+"""Services with exactly the rights in docs/howto/security.md, and with one right missing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MARKER = "s3cr3t"
 SERVICES = ("admin", "coordinator", "evaluator", "provisioner", "worker")
 DLQ = "doll dlq"
 WRONG = "field 'x': a text is not an array of shape [2], each a number that fits float32"
-# Time in which a right that is in force again must be used.
+# Time within which a process must use a right that was granted again.
 RETURN_S = 15.0
 MARKET = """
 fleet: process
@@ -99,7 +99,7 @@ IN_CI = (
 
 
 class Right(NamedTuple):
-    """A right of a row of the guide."""
+    """A right in a row of the guide."""
 
     row: str
     kind: str
@@ -111,23 +111,23 @@ class Right(NamedTuple):
         return f"{self.row}: {self.operation} {self.kind} {self.name}"
 
     def named_by(self, text: str) -> bool:
-        """True if an error names it, up to the name that a prefix begins."""
+        """Return True if an error names the right. A prefix is enough."""
         kind = self.kind.replace("_", " ")
         operation = rf"(\w+ or )?{self.operation}( or \w+)?"
         return bool(re.search(f"Kafka refuses {operation} on {kind} {self.name}", text))
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """All of it but the pattern."""
+        """Return the right without its pattern."""
         return self.row, self.kind, self.name, self.operation
 
     @property
     def is_in_ci(self) -> bool:
-        """True if each change takes it away, and not the nightly run alone."""
+        """Return True if every change tests it, not only the nightly run."""
         return self.key in IN_CI
 
     def binding(self, make: type[Binding]) -> Binding:
-        """The right as Kafka writes it."""
+        """Return the right in Kafka's notation."""
         return make(
             ResourceType[self.kind.upper()],
             self.name,
@@ -144,7 +144,7 @@ def user_of(row: str) -> str:
 
 
 def rights() -> list[Right]:
-    """All rights of the guide."""
+    """Yield all rights of the guide."""
     found, row = list[Right](), ""
     for text in GUIDE.read_text().split("```acl\n")[1:]:
         for line in text.partition("```")[0].splitlines():
@@ -161,7 +161,7 @@ RIGHTS = rights()
 
 
 class Guarded:
-    """A system each of whose services has the rights of its row alone."""
+    """A system in which each service has the rights of its row only."""
 
     def __init__(self, kafka: GuardedKafka, redis: str, ca: Path, folder: Path) -> None:
         self._folder = folder
@@ -216,7 +216,7 @@ class Guarded:
             self._record = job_store.get("clinic")
 
     def close(self) -> None:
-        """End the job, and so its machine, and all processes."""
+        """Stop the job, and so its machine, and all processes."""
         with closing(JobOperations(self.log)) as job_store:
             jobs = job_store.read()
             for name in jobs:
@@ -229,7 +229,7 @@ class Guarded:
         self.log.close()
 
     def give(self, *given: Right) -> None:
-        """Add rights."""
+        """Grant rights."""
         for answer in self._admin.create_acls(
             [each.binding(AclBinding) for each in given]
         ).values():
@@ -237,7 +237,7 @@ class Guarded:
 
     @contextmanager
     def without(self, *rights: Right) -> Iterator[None]:
-        """Take rights away; return once they are in force again."""
+        """Revoke rights. Returns when they are in force again."""
         filters = [right.binding(AclBindingFilter) for right in rights]
         for answer in self._admin.delete_acls(filters).values():
             assert answer.result()
@@ -257,7 +257,7 @@ class Guarded:
         return bool(self._admin.describe_acls(wanted).result())
 
     def restart(self, service: str) -> None:
-        """Kill a service and start it again."""
+        """Kill and restart a service."""
         self.services[service].kill()
         self.start(service, service)
         if service == "admin":
@@ -273,7 +273,7 @@ class Guarded:
         return said.rfind(" kafka_recovered ") > said.rfind(" kafka_unavailable ")
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self._folder / f"{name}.log").read_text()
 
     def doll(self, *arguments: str) -> Result:
@@ -292,12 +292,12 @@ class Guarded:
         return self.submit(f"next-{self._jobs}", "entrypoint: not.here:Task")
 
     def newest_is_planned(self) -> bool:
-        """True if the provisioner has written a record about the job submitted last."""
+        """Return True if the provisioner has written a record about the last submitted job."""
         plans = Partition(plans_topic(f"next-{self._jobs}"), 0)
         return self.log.ends([plans]).get(plans, 0) > 0
 
     def produce(self, count: int, bad: int = 0, poison: int = 0) -> None:
-        """Write records; some do not decode, and some have a label that is no class."""
+        """Write records. Some do not decode, and some have an invalid label."""
         for number in range(count):
             self._write("clinic-a", [number - count // 2, 1], int(number > count // 2), number % 2)
         for number in range(bad):
@@ -308,26 +308,26 @@ class Guarded:
         assert self._writer.flush(30.0)
 
     def last_dead_letter_is_there(self) -> bool:
-        """True if the last record that does not decode is a dead letter."""
+        """Return True if the last bad record is a dead letter."""
         text = f"{MARKER}-{self._bad_records}.".encode()
         records = records_of(self.log, Partition("clinic-a.dlq", 0))
         return any(text in (each.value or b"") for each in records)
 
     def audit(self) -> Audit:
-        """What both topics prove."""
+        """Return what the control topic and the updates topic prove."""
         control = read_decoded(self.log, control_topic("clinic"), decode_claim)
         updates = read_decoded(self.log, updates_topic("clinic"), decode_audit)
         return audit(self._record.first, control, updates, known=self._record.known)
 
     def settled(self) -> bool:
-        """True if everything that was produced is settled."""
+        """Return True if every produced record is settled."""
         proof = self.audit()
         return not proof.unsettled and all(
             proof.settled.get(place) == self.log.bounds(place).end for place in self._record.first
         )
 
     def state(self) -> str:
-        """All that the admin service tells of the job."""
+        """Return all that the admin service reports about the job."""
         return self.client.get("/v1/jobs/clinic").text
 
     def _write(self, topic: str, x: object, label: int, partition: int = 0) -> None:
@@ -366,7 +366,7 @@ def guarded(without_services: Guarded) -> Guarded:
 
 
 def dead_letters(guarded: Guarded) -> dict[str, int]:
-    """Dead letters by reason."""
+    """Return the number of dead letters by reason."""
     found = guarded.client.get("/v1/jobs/clinic/dead-letters").json()["reasons"]
     return {row["reason"]: row["records"] + row["batches"] for row in found}
 
@@ -397,7 +397,7 @@ def test_services_need_no_more_than_the_rights_of_their_rows(guarded: Guarded) -
     (quarantined,) = dead_letters(guarded).keys() - {WRONG}
     assert "label: a number is outside 0..1" in quarantined
 
-    # The worker announces batches that nobody orders: the next worker reads them back.
+    # The worker announces batches without receiving orders. The next worker reads them again.
     control = Partition(control_topic("clinic"), 0)
     guarded.services["coordinator"].kill()
     announced = guarded.log.bounds(control).end
@@ -419,23 +419,23 @@ def test_services_need_no_more_than_the_rights_of_their_rows(guarded: Guarded) -
         assert "Kafka refuses" not in guarded.said(name)[begun[name] :], name
 
 
-# A service that runs uses these no more, so it cannot notice that one of them was taken away.
-# A coordinator looks at settings of topics when it begins to lead. An evaluator reads its test
-# set once. Kafka's client keeps the coordinator of the readers' group that it found first.
+# A running service does not use these rights again, so it cannot notice that one was revoked.
+# A coordinator checks topic settings when it begins to lead. An evaluator reads its test set
+# once. Kafka's client keeps the coordinator of the readers' group that it found first.
 AT_BEGIN = (
     ("coordinator", "topic", "doll.", "describe_configs"),
     ("coordinator", "topic", "clinic-a.dlq", "describe_configs"),
     ("evaluator", "topic", "clinic-a-test", "read"),
     *((row, "group", "doll.alone", "read") for row in SERVICES),
 )
-# The test of the topic of jobs takes these away: no other topic is made by these services here.
+# The test of the jobs topic revokes these. The services create no other topic here.
 OF_THE_TOPIC_OF_JOBS = [
     (row, "topic", "doll.", "create") for row in ("coordinator", "evaluator", "worker")
 ]
 
 
 def each_right() -> Iterator[ParameterSet]:
-    """Rights that are taken away; those of every change first."""
+    """Yield rights to revoke. Those of every change come first."""
     for right in sorted(RIGHTS, key=lambda each: not each.is_in_ci):
         if right.row != DLQ and right.key not in OF_THE_TOPIC_OF_JOBS:
             marks = [] if right.is_in_ci else [pytest.mark.nightly]
@@ -449,10 +449,11 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
     log_end = len(guarded.said(row))
 
     def is_named() -> bool:
-        """True if the right is named; asks the service for all that it does."""
+        """Return True if the missing right is reported. Makes the service use all its rights."""
         if creates_dead_letters:
             guarded.log.delete_topics([right.name])
-        guarded.produce(10, bad=row != "admin")  # whose topic the coordinator would make
+        # The coordinator would create the dead-letter topic.
+        guarded.produce(10, bad=row != "admin")
         if row == "admin":
             paths = ("/v1/jobs/clinic", "/v1/jobs/clinic/dead-letters")
             answers.extend(guarded.client.get(path).text for path in paths)
@@ -496,7 +497,7 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
 def test_command_without_a_right_names_it(
     guarded: Guarded, right: Right, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A replay writes poison again, and a job is held once a tenth of its last batches is poison.
+    # A replay writes poison again. A job is held when a tenth of its last batches is poison.
     guarded.produce(800, bad=1, poison=0 if len(dead_letters(guarded)) > 1 else 8)
     await_condition(guarded.settled, "there is something to write anew")
 

@@ -1,4 +1,4 @@
-"""Real servers that let nobody in without a name: we get in with one, and say who does not let us.
+"""Real servers that require authentication: we connect with credentials, and report refusals.
 
 The rights are those of docs/howto/security.md, word for word.
 """
@@ -57,19 +57,19 @@ WORKER, OTHER = WorkerId("w1"), WorkerId("w2")
 
 
 def rights(beginnings: tuple[str, ...]) -> list[str]:
-    """Lines of the guide's listings of rights."""
+    """Return the lines of the guide's lists of rights."""
     listings = GUIDE.read_text().split("```acl\n")[1:]
     lines = [line for text in listings for line in text.partition("```")[0].splitlines()]
     return [line for line in lines if line.startswith(beginnings)]
 
 
 def all_text(error: BaseException) -> str:
-    """What a traceback may show of an error: of it and of what it came from."""
+    """Return all text of an error and its causes that a traceback may show."""
     return "".join(traceback.format_exception(error))
 
 
 def await_condition(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something is so; fail with what it was if it never is."""
+    """Wait until a condition holds. Fails with its description if it never does."""
     deadline = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline, f"it never came true: {what}"
@@ -153,7 +153,8 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     board.offer_model(ModelId(3, 1), b"weights.")
     assert board.offered_model() == (ModelId(3, 1), b"weights.")
     assert board.post_trigger(trigger)
-    assert board.post_trigger(trigger)  # again, which looks at what is there
+    # The second call compares with the existing trigger.
+    assert board.post_trigger(trigger)
     assert board.triggers(TriggerId(0, 0), LONG_S) == [trigger]
     assert board.triggers(TriggerId(3, 1), 0.01) == []
     board.put_leader_status(
@@ -179,7 +180,8 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     board.close()
     boards.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
-    assert refused <= {"client|setinfo"}  # which the guide speaks of
+    # The guide mentions this refusal.
+    assert refused <= {"client|setinfo"}
 
 
 @pytest.mark.redis
@@ -235,7 +237,7 @@ def test_caller_that_redis_refuses_gets_a_remedy(
 
 @pytest.mark.redis
 def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: SafeRedis) -> None:
-    # It may say so, or only hang up: which of both arrives is a matter of luck.
+    # Either the alert or the closed connection arrives first.
     with pytest.raises(OutsideError) as raised:
         board_with(safe_redis, _CERT="", _KEY="").is_leased()
     assert PASSWORD not in all_text(raised.value)
@@ -306,7 +308,7 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
             for line in rights(("topic ", "group ", "transactional_id "))
             for acl in acls_of(line)
         }
-        # What may be described may neither be created nor written.
+        # A topic that a user may describe can still be neither created nor written by that user.
         for topic in ("salaries", "ledgers"):
             allowed |= {*acls_of(f"topic literal {topic} describe")}
         for answer in admin.create_acls([*allowed]).values():
@@ -318,7 +320,7 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
 
 
 def acls_of(line: str) -> list[AclBinding]:
-    """The rights that a line of the guide gives, as Kafka writes them."""
+    """Yield the rights in a line of the guide, in Kafka's notation."""
     resource, pattern, name, *operations = line.split()
     return [
         AclBinding(

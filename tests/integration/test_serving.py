@@ -1,4 +1,4 @@
-"""Model servers as processes: no answer is missing, and none is there twice, whoever is killed."""
+"""Processes that serve a model answer each request exactly once, whichever of them is killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 280.0
-EACH = 500  # records of a partition before a server is killed, and after it
+# Records per partition before and after a kill.
+EACH = 500
 PARTITIONS = 2
 KSERVE = "kserve==0.21.0"
 ASKED = """
@@ -72,7 +73,8 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
         check=False,
         timeout=PATIENCE_S,
     )
-    assert ended.returncode in (0, 1), ended.stderr  # how fast is for a quiet machine to say
+    # The speed depends on the machine.
+    assert ended.returncode in (0, 1), ended.stderr
     report = json.loads(found.read_text())
     assert report["failed_requests"] == 0
     assert report["answers_taken_back"] == 0

@@ -1,4 +1,4 @@
-"""People who sign in at a real issuer: in a browser's steps, and after it has other keys."""
+"""Users sign in at a real issuer: in a browser's steps, and after its keys have changed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_somebody_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
             assert me.json() == {"name": "oidc:ada", "role": "operator"}, me.text
             token = browser.cookies["doll-token"]
         bearer = {"Authorization": f"Bearer {token}"}
-        assert httpx2.get(f"{address}/v1/me", headers=bearer).status_code == 200  # it is away
+        # The issuer is unavailable.
+        assert httpx2.get(f"{address}/v1/me", headers=bearer).status_code == 200
 
         key = json.dumps(RSAKey.generate_key(2048, {"kid": "other"}).as_dict(private=True))
         with token_issuer(tmp_path, CLAIMS, 3600, port=port, key=key):

@@ -1,4 +1,4 @@
-"""Workers on real processes go where work is, and who is for one job alone stays."""
+"""Workers, as real processes, go to jobs with work. A worker pinned to one job stays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 FREE = {WorkerId("w1"), WorkerId("w2")}
 PINNED = WorkerId("w3")
-SLOW_S = 0.05  # of a batch of eight: one worker manages less than 160 records/s
+# Seconds per batch of eight. One worker processes fewer than 160 records/s.
+SLOW_S = 0.05
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Streams that change under a job, on a real Kafka: they grow, lose records, are created anew."""
+"""On real Kafka, streams change under a job: they grow, lose records, are deleted and recreated."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Growing:
     """A job of the counting model whose streams get more partitions.
 
     Args:
-        settings: Of the servers.
-        folder: For logs.
-        protocol: Of the consumer group: with the classic one each member notices it for itself.
+        settings: Settings of the servers.
+        folder: Folder for logs.
+        protocol: Protocol of the consumer group. With `classic`, each member notices by itself.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class Growing:
         self._added = list[Partition]()
 
     def grow(self, stream: str, ids: range) -> None:
-        """Give a stream four partitions instead of two, and those that are new some records."""
+        """Give a stream four partitions instead of two, and write records to the new ones."""
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.create_partitions([NewPartitions(stream, 4)])[stream].result(30.0)
         self._added += [Partition(stream, index) for index in (2, 3)]
-        log = open_log(self.settings)  # its producer asks which partitions there are
+        # The producer of this log requests the current number of partitions.
+        log = open_log(self.settings)
         writer = log.writer()
         values = codec_of(self.cluster.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
@@ -63,7 +64,7 @@ class Growing:
         log.close()
 
     def has_added(self) -> bool:
-        """Whether the leader says that the job has them, and all of their records are claimed."""
+        """Return True if all records of the new partitions are claimed, by the leader's status."""
         leader_status = self.cluster.leader_status()
         return leader_status is not None and all(
             leader_status.claimed.get(place) == self.cluster.log.bounds(place).end
@@ -116,7 +117,7 @@ def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) ->
 
 
 class Changing:
-    """A job of the counting model on a Kafka that loses what it acknowledged."""
+    """A job of the counting model on a Kafka that loses acknowledged records."""
 
     def __init__(self, kafka: ApacheKafka, settings: Settings, folder: Path) -> None:
         self.kafka = kafka
@@ -126,7 +127,7 @@ class Changing:
         self.cluster.start("worker", "w1")
 
     def recreate(self, stream: str) -> None:
-        """Delete a stream's topic, and create it anew."""
+        """Delete and recreate a stream's topic."""
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.delete_topics([stream])[stream].result(30.0)
         log = open_log(self.settings)
@@ -139,11 +140,11 @@ class Changing:
         log.close()
 
     def is_held(self) -> bool:
-        """Whether the jobs topic says that the job is held."""
+        """Return True if the job is held, according to the jobs topic."""
         return self.cluster.record().held
 
     def await_drained(self, trained: int) -> None:
-        """Wait until so many records are in the model, and nothing is left to do."""
+        """Wait until the model has this number of records, and nothing is left to do."""
         cluster = self.cluster
 
         def is_drained() -> bool:
@@ -161,7 +162,7 @@ class Changing:
 
 @pytest.fixture(scope="module")
 def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """Of few topics: that of all tests has hundreds to recover whenever it starts again."""
+    """Yield a Kafka of few topics. The shared one recovers hundreds of topics at each restart."""
     with ApacheKafka(kafka_jars(), tmp_path_factory.mktemp("losing")) as kafka:
         yield kafka
 
@@ -179,7 +180,7 @@ def changing(losing: ApacheKafka, real: Settings, tmp_path: Path) -> Iterator[Ch
     [
         ("there", 600),
         ("away", 80),
-        # Which of them are there, and how many records, tests/contract/test_log_loss.py asks apart.
+        # tests/contract/test_log_loss.py tests these cases and the number of records separately.
         pytest.param("there", 80, marks=pytest.mark.nightly),
         pytest.param("away", 600, marks=pytest.mark.nightly),
     ],
@@ -220,7 +221,8 @@ def test_a_stream_that_was_cut_holds_the_job_and_is_read_on_from_there(
 ) -> None:
     # a[0]   100 records ── cut at 80, and perhaps written on to 180 ── held ── resumed ── trained
     cluster = changing.cluster
-    for _ in range(2):  # what is written together is lost together
+    # Records that are written together are lost together.
+    for _ in range(2):
         cluster.produce(200)
     await_condition(cluster.drained, "the first records are settled")
     stream = cluster.streams[0]

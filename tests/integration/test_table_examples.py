@@ -1,6 +1,6 @@
-"""Three tables become topics, and the job files of docs/examples train on them as they are.
+"""Three tables become topics, and the job files in docs/examples train on them unchanged.
 
-How well, beside scikit-learn: tests/unit/data/test_table_examples.py.
+tests/unit/data/test_table_examples.py compares their results with scikit-learn.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 pytestmark = needs_tables
 
-ROWS = 1_400  # of each table
+ROWS = 1_400  # rows of each table
 OPTIONS = {"prices": (), "connections": (), "clicks": ("--text", "C*", "--leave-out", "Id")}
-# The loss of who knows nothing is 0.69.
+# The loss without any knowledge is 0.69.
 LOSS = {"prices": 0.65, "connections": 0.55, "clicks": 0.65}
 
 

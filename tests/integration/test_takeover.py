@@ -1,4 +1,4 @@
-"""A coordinator that was just started leads several jobs at once, each in a thread of its own.
+"""A new coordinator leads several jobs at once, each in its own thread.
 
 TEST_STARTS=200 pytest tests/integration/test_takeover.py -k few -n0 --timeout=3600
 """
@@ -64,7 +64,7 @@ def has_snapshot(job: Cluster) -> bool:
 
 
 def ended_or_leads_all(first: Cluster, coordinator: str, jobs: list[Cluster]) -> bool:
-    """True if the log of a coordinator says that it leads each job, from a version of its own."""
+    """Return True if a coordinator's log says that it leads each job, from different versions."""
     if first.ended():
         return True
     lines = [line for line in first.said(coordinator).splitlines() if " leader_elected " in line]

@@ -1,10 +1,11 @@
-"""Three brokers: what a nearby replica is for, and an election that takes a job's last decisions.
+"""Three brokers: reads from the nearest replica, and an election that loses a job's decisions.
 
-A reader of streams takes its records from the replica of its own rack, as long as there is one.
+A stream's reader fetches from the replica in its own rack while that replica is available.
 
-In an unclean election, the leader of the job's own topics goes on alone while the other broker that
-has them is away, and dies. Who is elected then lacks what was acknowledged meanwhile: held, told,
-and gone on with. All other topics have three replicas, and lose nothing.
+In an unclean election, the leader of the job's own topics continues alone while the other broker
+that has them is down, and then dies. The elected broker lacks the records that were acknowledged
+in that time. The job is held, the loss is reported, and the job is resumed. All other topics have
+three replicas and lose nothing.
 
     1 (controller)  ███████████████████████████████████████
     2 (leader)      ███████████████████ killed     ████████
@@ -64,20 +65,21 @@ RECORDS = 3 * PRODUCED
 
 
 class Brokers(NamedTuple):
-    """One cluster of three."""
+    """A cluster of three brokers."""
 
-    first: ApacheKafka  # with the controller: nothing ever happens to it
-    leader: ApacheKafka  # of the job's own topics
+    # The controller. It never fails.
+    first: ApacheKafka
+    leader: ApacheKafka  # leader of the job's own topics
     follower: ApacheKafka
     admin: AdminClient
 
     def stands(self, topic: str) -> tuple[int, list[int]]:
-        """Which broker leads a topic, and which have all that it acknowledges."""
+        """Return the broker that leads a topic, and the brokers with all acknowledged records."""
         found = self.admin.list_topics(topic, timeout=5.0).topics[topic].partitions[0]
         return found.leader, sorted(found.isrs)
 
     def await_leader_status(self, leader: int, has_all: list[int]) -> None:
-        """Wait until the job's own topics are led by a broker, and had in whole by some."""
+        """Wait until a broker leads the job's own topics, and these brokers are in sync."""
 
         def so() -> bool:
             try:
@@ -122,14 +124,14 @@ def cluster(brokers: Brokers, system_redis: EmbeddedRedis, tmp_path: Path) -> It
 
 
 class Fetches:
-    """Which broker the client fetches a topic's records from, by its own statistics."""
+    """The broker that serves a client's fetches of a topic, by the client's own statistics."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self.broker = -1
 
     def __call__(self, statistics: str) -> None:
-        """Look where its first partition is fetched."""
+        """Request from which broker the first partition is fetched."""
         topics = json.loads(statistics)["topics"]
         if self._topic in topics and "0" in topics[self._topic]["partitions"]:
             self.broker = topics[self._topic]["partitions"]["0"]["broker"]
@@ -191,7 +193,8 @@ def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes
     brokers.follower.kill()
     brokers.await_leader_status(leader, [leader])
     train_some(cluster)
-    assert not cluster.record().held  # because a broker is unavailable
+    # An unavailable broker is no reason.
+    assert not cluster.record().held
     brokers.leader.kill()
     brokers.follower.restart()
     brokers.await_leader_status(follower, [follower])

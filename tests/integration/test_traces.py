@@ -1,4 +1,4 @@
-"""A batch's trace, from its records in Kafka to the update that they are in, by two services."""
+"""A batch's trace through two services, from its records in Kafka to their update."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
-RECORDS = 24_000  # 3,000 batches: that none of them is traced does not happen
+# 3,000 batches, so that some of them are certain to be traced.
+RECORDS = 24_000
 SPANS = {"batch", "batch.read", "batch.announce", "batch.wait", "batch.gradient", "batch.apply"}
 OF_A_WORKER = {"batch.read", "batch.announce", "batch.gradient"}
-# Clocks are the machine's own here; but Kafka tells an arrival in whole milliseconds.
+# Clocks are the machine's own here, but Kafka's arrival times are in whole milliseconds.
 TICK_S = 0.002
 
 
@@ -59,7 +60,7 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
         ids = {trace.trace_id for trace in expected}
 
         def whole() -> set[int]:
-            """Ids of the traces that have all their spans."""
+            """Return ids of the traces that have all their spans."""
             names = dict[int, set[str]]()
             for span in tuple(collector.spans):
                 names.setdefault(span.trace_id, set()).add(span.name)
@@ -89,11 +90,12 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
 
 
 def in_order(spans: list[Received]) -> None:
-    """Check that a batch was read, announced, waited, computed and applied, one after the other.
+    """Check that a batch was read, announced, waited, computed and applied, in this order.
 
-    An order's gradient may be told to be sent only after it was applied: the leader is quick.
+    The span of sending a gradient may end after that of applying it, because the leader is quick.
     """
-    first = dict[str, Received]()  # gradients of one batch may be several
+    # A batch may have several gradients.
+    first = dict[str, Received]()
     for span in sorted(spans, key=lambda span: span.start_s):
         assert span.start_s <= span.end_s
         first.setdefault(span.name, span)

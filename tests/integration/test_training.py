@@ -1,4 +1,4 @@
-"""The whole road of a record, on processes and servers: nothing lost, nothing twice."""
+"""A record's complete path, on processes and servers: no record is lost or used twice."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def train_through_deaths(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("block", "staleness"),
-    [  # by day all three in one job: it switches between them, while its leader dies
+    # By day one job runs all three modes: it switches between them, and its leader dies.
+    [
         pytest.param("{mode: stale, staleness: 2}", 2, id="stale", marks=pytest.mark.nightly),
         pytest.param("{mode: asynchronous, staleness: 8, local_rate: 0.5}", 8, id="asynchronous"),
         pytest.param(
@@ -160,7 +161,8 @@ def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_r
         },
         {"synchronisation": None, "compression": None},
     ]
-    allowed: dict[int, set[int | None]] = {}  # by revision; a successor may take updates back
+    # Keyed by revision. A successor may roll updates back.
+    allowed: dict[int, set[int | None]] = {}
     for revision, change in enumerate([{}, *changes]):
         if change:
             cluster.change(**change)
@@ -184,7 +186,7 @@ def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_r
 
 
 def note_staleness(cluster: Cluster, found: dict[int, set[int | None]]) -> None:
-    """Add what the updates that count at present allow, by revision; None in a plain round."""
+    """Add the staleness allowed by counting updates, by revision. None in a synchronous round."""
     for each in cluster.audit().updates:
         synchrony = each.synchrony
         found.setdefault(each.revision, set()).add(synchrony.staleness if synchrony else None)
@@ -312,7 +314,8 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
     with closing(JobOperations(cluster.log)) as job_store:
-        job_store.delete("deleted")  # before anybody has heard that it is stopped
+        # No process has read that the job is stopped.
+        job_store.delete("deleted")
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
         cluster.stop("c1")
@@ -343,12 +346,12 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
 
 
 def revisions(cluster: Cluster) -> set[int]:
-    """Under which revisions of the job updates have been made."""
+    """Return the job's revisions that have updates."""
     return {update.revision for update in cluster.audit().updates}
 
 
 def dead_letters(cluster: Cluster, expected: int) -> list[tuple[bytes, dict[str, bytes]]]:
-    """Value and headers of every dead letter, read by a plain consumer, as an operator would."""
+    """Return value and headers of every dead letter, read by a plain consumer."""
     found = list[tuple[bytes, dict[str, bytes]]]()
     consumer = Consumer(
         {

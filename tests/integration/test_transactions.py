@@ -1,4 +1,4 @@
-"""Transactional producers: what they commit is trained once, what they abort never, nothing waits.
+"""Transactional producers: committed records are trained once, aborted ones never.
 
 offset    0 ... 24   25      26 ... 35   36     37 ...
 record    committed  marker  aborted     marker open: nobody reads on until it is committed
@@ -34,7 +34,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
-COMMITTED_WITHIN_S = 10.0  # after a job has drained
+# Time after a job has drained.
+COMMITTED_WITHIN_S = 10.0
 _numbers = count()
 COMMITTED, ABORTED, OPEN = range(100), range(100, 140), range(140, 200)
 
@@ -64,7 +65,7 @@ def transactional(cluster: Cluster) -> Producer:
 
 
 def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
-    """A transaction with these records, spread over all partitions; they are in the log."""
+    """Begin a transaction with these records in all partitions. They are in the log on return."""
     producer.begin_transaction()
     values = codec_of(cluster.spec.records).encode({"id": np.array(ids)})
     for number, value in enumerate(values):
@@ -105,7 +106,7 @@ def test_a_job_on_the_streams_of_a_transactional_producer_drains(cluster: Cluste
 
 
 def test_committed_offsets_of_a_drained_job_are_the_last_stable_offsets(cluster: Cluster) -> None:
-    """Nothing above the commits waits for a record, a full batch or a checkpoint.
+    """Commits of offsets wait for no record, no full batch and no checkpoint.
 
     offset    0 ... 24   25      26 ... 35  36       37 ...
     record    committed  marker  aborted    marker   open
@@ -135,7 +136,7 @@ def test_committed_offsets_of_a_drained_job_are_the_last_stable_offsets(cluster:
 
 
 def await_commits(cluster: Cluster) -> None:
-    """Wait until the consumer group's offsets are the last stable ones of all partitions."""
+    """Wait until the consumer group's offsets equal the last stable ones of all partitions."""
     places = {place for stream in cluster.streams for place in cluster.log.partitions(stream)}
     group = ConsumerGroupTopicPartitions(group_name(cluster.job))
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
@@ -151,7 +152,7 @@ def await_commits(cluster: Cluster) -> None:
 
 
 def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:
-    """As an exactly-once mirror writes: committed, then open; jobs are read, changed, led.
+    """Transactions as an exactly-once mirror writes them: first a committed one, then an open one.
 
     jobs             │ marker            │ open │ aborted
     control, updates        │ marker

@@ -1,7 +1,7 @@
-"""Several processes change one job, or one key, at the same time: what is acknowledged is made.
+"""Several processes change a job, or a key, at the same time: acknowledged changes are kept.
 
-Two operators send PATCH requests to an admin service each, and a coordinator holds the job, whose
-model cannot be made, whenever somebody resumes it. A thousand rounds:
+Two operators send PATCH requests to one admin service each. The job's model cannot be built, so a
+coordinator holds it whenever an operator resumes it. A thousand rounds:
 
     pytest -m nightly tests/integration/test_writers.py
 """
@@ -68,7 +68,7 @@ class World(NamedTuple):
     bootstrap: str
     log: Log
     job_store: JobOperations
-    operators: list[httpx2.Client]  # of an admin service each
+    operators: list[httpx2.Client]  # one admin service each
     admins: list[EmbeddedService]
     coordinator: EmbeddedService
 
@@ -129,7 +129,8 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     held = 0
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
-            if number % 3 == 0:  # and between, the coordinator writes when it pleases
+            # The coordinator may write between these writes.
+            if number % 3 == 0:
                 await_condition(
                     lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S
                 )
@@ -153,7 +154,8 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
             assert sorted(statuses) == ([200, 409] if same_revision else [200, 200])
             check(world.job_store.get(NAME), before, bodies, statuses)
 
-    # Whoever resumes the job last, the coordinator holds it again: no hold was lost either.
+    # Whichever operator resumes the job last, the coordinator holds it again. No hold was lost
+    # either.
     world.operators[0].patch(f"/v1/jobs/{NAME}", json={"wanted": "running"})
     await_condition(lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S)
     assert held >= rounds // 3
@@ -166,7 +168,7 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
 def check(
     made: JobRecord, before: JobRecord, bodies: list[dict[str, object]], statuses: list[int]
 ) -> None:
-    """See that each change is in the job if it was acknowledged, and is not if it was refused."""
+    """Check that the job has each acknowledged change, and no refused one."""
     settings = [change for change in made.changes if change.action == "changed"]
     changes = {change.reason: change for change in settings}
     for name, body, status in zip(OPERATORS, bodies, statuses, strict=True):
@@ -183,7 +185,7 @@ def check(
 
 
 def check_audit(world: World) -> None:
-    """See that the record and the logs of the services say who changed the job."""
+    """Check that the record and the services' logs name the author of each change."""
     record = world.job_store.get(NAME)
     found = record.changes
     assert (found[0].action, found[0].role) == ("submitted", "cli")
@@ -203,7 +205,7 @@ def check_audit(world: World) -> None:
 
 
 def check_crash(world: World) -> None:
-    """See what becomes of a change whose service is killed as soon as the record is there."""
+    """Check what happens to a change whose service is killed as soon as the record is there."""
     end, before = world.log.bounds(PLACE).end, world.job_store.get(NAME)
     with ThreadPoolExecutor(1) as pool:
         body = {"batch_size": 100, "reason": "before a crash"}
@@ -221,7 +223,7 @@ def check_crash(world: World) -> None:
 
 
 def check_compacted(world: World) -> None:
-    """See that a new reader reads the same once the broker has compacted the topic."""
+    """Check that a new reader sees the same after the broker has compacted the topic."""
     job = world.job_store.get(NAME).id
     eager = {"log.cleaner.backoff.ms": "100"}
     ours = {"min.compaction.lag.ms": "3600000", "segment.ms": "604800000"}
@@ -230,7 +232,7 @@ def check_compacted(world: World) -> None:
     configure(world.bootstrap, JOBS, {**soon, "min.cleanable.dirty.ratio": "0.001"})
 
     def compacted() -> bool:
-        """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
+        """Kafka compacts closed segments. A record closes a segment whose time is over."""
         world.job_store.note(job, "noted", f"at {time.monotonic()}")
         expected = world.job_store.get(NAME)
         with closing(JobOperations(world.log)) as job_store:

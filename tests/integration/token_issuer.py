@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def token_issuer(
     folder: Path, claims: Mapping[str, object], life_s: int, port: int = 0, key: str = ""
 ) -> Iterator[str]:
-    """Run one; gives its URL.
+    """Run an issuer. Yields its URL.
 
     Args:
-        folder: For its log.
-        claims: Of every token.
-        life_s: Of a token.
-        port: Its own; 0: any that is free.
-        key: A private RSA key as a JWK, which it signs with; empty: the one that it comes with.
+        folder: Folder for its log.
+        claims: Claims of every token.
+        life_s: Lifetime of a token.
+        port: Its port. 0: any free port.
+        key: Private RSA key as a JWK, with which it signs. Empty: the built-in key.
     """
     try:
         jars = resolve(folder=Path(__file__).parent / "oauth")
@@ -53,7 +53,7 @@ def token_issuer(
 
 
 def answers(url: str) -> bool:
-    """Whether something is there."""
+    """Return True if a server answers."""
     try:
         with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 -- our own http
             return bool(answer.read())

@@ -1,9 +1,9 @@
-"""Takes the pictures of docs/reference/page.md, in a real Chromium, of a made-up job.
+"""Takes the pictures of docs/reference/page.md in a real Chromium, from a made-up job.
 
     python -m tests.page.pictures             # writes docs/pictures/page-{laptop,phone}.png
-    python -m tests.page.pictures --dark --out out    # as those see it whose screen is dark
+    python -m tests.page.pictures --dark --out out    # with a dark color scheme
 
-Exit status: 0 taken; 2 there is no Chromium.
+Exit status: 0 success, 2 no Chromium.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
-_CARDS = {"laptop": 7, "phone": 3}  # that a picture shows, each of them whole
+# Cards that each picture shows completely.
+_CARDS = {"laptop": 7, "phone": 3}
 _MARGIN = 8  # below the last one
 
 
 def some_jobs(now_s: float) -> dict[str, World]:
-    """A job on rented machines and two others, so that a list is one."""
+    """A job on rented machines and two others, so that the list has several."""
     by_hand = make_world("clicks", now_s, seed=3, rented=False)
     by_hand.record = make_record(
         "clicks", now_s, "paused", "until the schema of clicks-eu is repaired", rented=False
@@ -43,7 +44,7 @@ def some_jobs(now_s: float) -> dict[str, World]:
 
 
 def main() -> int:
-    """Take them."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=_OUT, help="default: docs/pictures")
     parser.add_argument("--dark", action="store_true")
@@ -73,7 +74,7 @@ def main() -> int:
                 chart.scroll_into_view_if_needed()
                 chart.locator(".main-svg").first.wait_for()
             page.evaluate("scrollTo(0, 0)")
-            page.wait_for_timeout(12_000)  # rates are those of the last 10 s
+            page.wait_for_timeout(12_000)  # rates cover the last 10 s
             last = page.locator(".card").nth(_CARDS[name] - 1)
             bottom: float = last.evaluate("card => card.getBoundingClientRect().bottom")
             clip = FloatRect(x=0, y=0, width=size["width"], height=bottom + _MARGIN)

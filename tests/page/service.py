@@ -1,7 +1,7 @@
-"""The admin service before servers in memory that hold made-up jobs: for tests of the page.
+"""The admin service with servers in memory that hold made-up jobs, for tests of the page.
 
-All that a browser talks to is the service itself; what happens afterwards is written to the topics,
-as coordinators and provisioners would.
+A browser only communicates with the service. Later changes are written to the topics, as
+coordinators and provisioners would do.
 """
 
 from __future__ import annotations
@@ -48,25 +48,27 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
     from services.admin.service import AdminService
 
-_RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream
+# Each partition has this many, so that no lag is longer than the stream.
+_RECORDS = 200_000_000
 _FOREVER_S = 1e9
 _PATIENCE_S = 15.0
 
 
 class PageService:
-    """Servers with jobs, and the application before them.
+    """Servers with jobs, and the application in front of them.
 
     Attributes:
-        worlds: The jobs, by name.
-        app: What `served` serves.
-        keys: That it knows.
-        key: A viewer's.
+        worlds: The jobs by name.
+        app: The application that `served` serves.
+        keys: Its API keys.
+        key: A viewer's key.
         operator: An operator's key.
     """
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
         self.worlds = dict(worlds)
-        self._at_s: float | None = None  # what the clock of the log says; None: what time it is
+        # Time of the log's clock. None: the real time.
+        self._at_s: float | None = None
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
         self._board = partial(MemoryBoard, self._redis)
@@ -91,11 +93,11 @@ class PageService:
             self._remember(name, world)
 
     def update(self, job: str, record: AuditRecord) -> None:
-        """The job's leader decides."""
+        """Append a decision of the job's leader."""
         self._append(topics.updates_topic(job), encode_audit(record))
 
     def plan(self, job: str, record: PlanRecord) -> None:
-        """The job's provisioner decides."""
+        """Append a decision of the job's provisioner."""
         self._append(topics.plans_topic(job), encode_plan(record))
 
     def hold(self, job: str, reason: str) -> None:
@@ -104,11 +106,11 @@ class PageService:
         job_store.hold(job_store.get(job), reason)
 
     def await_turn(self, job: str, why: str) -> None:
-        """Have a job's coordinator say at which jobs its workers are."""
+        """Report at which jobs the job's workers are, as its coordinator does."""
         self._board(job).put_unable(TURN, why, _FOREVER_S)
 
     def dead_letter(self, dead_letter: EncodedDeadLetter) -> None:
-        """A record cannot be used."""
+        """Report that a record cannot be used."""
         self._log.create_topics([NewTopic(dead_letter.topic)])
         with closing(self._log.writer()) as writer:
             writer.append(
@@ -120,7 +122,7 @@ class PageService:
             writer.flush(_PATIENCE_S)
 
     def leave_model(self, job: str) -> None:
-        """The job's leader has put its last version on the board."""
+        """Put the leader's last version on the board."""
         world = self.worlds[job]
         last = next(r for _, r in reversed(world.updates) if isinstance(r, UpdateApplied))
         position = self._log.bounds(Partition(topics.updates_topic(job), 0)).end
@@ -131,7 +133,7 @@ class PageService:
         self._board(job).put_snapshot(last.epoch, saved, "c1")
 
     def next_update(self, job: str, **changed: float | Synchrony) -> UpdateApplied:
-        """Make the update that comes next, like one of late."""
+        """Make the next update, similar to the recent ones."""
         updates = self.worlds[job].updates
         like, last = updates[-19][1], updates[-1][1]
         if not (isinstance(like, UpdateApplied) and isinstance(last, UpdateApplied)):
@@ -143,7 +145,7 @@ class PageService:
 
     @contextmanager
     def training(self, job: str) -> Iterator[None]:
-        """Make updates meanwhile, as fast as before."""
+        """Make updates in the background, at the job's rate."""
         updates, ending = self.worlds[job].updates, threading.Event()
 
         def train() -> None:
@@ -164,7 +166,8 @@ class PageService:
     def _fill(self, name: str, world: World) -> None:
         own = (topics.control_topic(name), topics.updates_topic(name), topics.plans_topic(name))
         self._log.create_topics([NewTopic(topic) for topic in own])
-        # Claims are not made up: as where they are gone, the leader's status says how far it is.
+        # There are no claims, as if they had expired. The leader's status reports the progress
+        # instead.
         self._append(own[0], b"{}")
         self._log.expire(Partition(own[0], 0), 1)
         self._append(topics.JOBS, encode_entry(world.record), name.encode(), [(NUMBER, b"1")])
@@ -183,10 +186,11 @@ class PageService:
             board.beat(WorkerId(worker), status, _FOREVER_S)
 
     def _remember(self, name: str, world: World) -> None:
-        """Have the service know the lag of times when it did not run: no topic tells of it."""
+        """Give the service the lag of times before it ran, which no topic has."""
         service: AdminService = self.app.state.service
         present = deepcopy(self._redis.jobs)
-        self._redis.kill()  # or its first look would come before those of the past
+        # Otherwise its first probe would precede those of the made-up past.
+        self._redis.kill()
         service.start()
         until = time.monotonic() + _PATIENCE_S
         while name not in service.stores.jobs or not service.followers.of(name).ready:
@@ -215,13 +219,13 @@ class PageService:
 
 
 def served(service: PageService) -> AbstractContextManager[str]:
-    """Serve in a thread; gives the address."""
+    """Serve in a thread. Yields the address."""
     return served_app(service.app)
 
 
 @contextmanager
 def served_app(app: FastAPI) -> Iterator[str]:
-    """Serve any application so."""
+    """Serve any application in a thread."""
     config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -1,7 +1,7 @@
-"""A made-up job as its topics would have it, seeded: the live page is tested and pictured with it.
+"""A seeded made-up job in the form of its topics, for tests and pictures of the live page.
 
-Sixteen machines of three pools, five plans, some thirty preemptions (five of them at once), four
-thousand updates: by the records of the real topics, so that the real folds tell of it.
+It has sixteen machines of three pools, five plans, about thirty preemptions (five of them at once)
+and four thousand updates, as records of the real topics, so that the real folds read them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Wanted
     from common.spot.provisioning.records import PlanRecord
 
-AGE_S = 4700.0  # of the job
+AGE_S = 4700.0  # age of the job
 STEP_S = 5.0
 REVIEW_S = 15.0
 SLOTS = 16
-UPDATES_PER_S = 1.1  # with all slots at work
-EVALUATED = 100  # each such version, by an evaluator
+UPDATES_PER_S = 1.1  # if all slots work
+# Updates between evaluated versions.
+EVALUATED = 100
 DRIFTED = 3200  # when a stream did
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286
-_SAMPLES = 20 * 256  # of an update, as one batch here: nobody looks at single ones
+# Records per update. They make one batch because the page shows no single batches.
+_SAMPLES = 20 * 256
 STREAMS = ("payments-eu", "payments-us", "payments-asia")
 _JOB = """
 name: {name}
@@ -69,7 +71,8 @@ provisioning: {{workers: 16, policy: adaptive}}
 
 
 class _Decision(NamedTuple):
-    share: float  # of the job's age, when it was made
+    # Time at which it was made, as a share of the job's age.
+    share: float
     spot: int  # slots
     why: str
     reason: str
@@ -114,13 +117,13 @@ _PLANS = (
 
 @dataclass
 class World:
-    """Everything that is known of the job."""
+    """All data of the job."""
 
     record: JobRecord
     updates: list[tuple[float, AuditRecord]] = field(default_factory=list)  # when each was written
     plans: list[PlanRecord] = field(default_factory=list)
     lags: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # records, by stream
-    statuses: dict[str, str] = field(default_factory=dict)  # by worker
+    statuses: dict[str, str] = field(default_factory=dict)  # keyed by worker
 
 
 def make_record(
@@ -138,7 +141,7 @@ def make_record(
 
 
 def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -> World:
-    """Make the job as it would be now."""
+    """Return the job in its current state."""
     world = World(make_record(name, now_s, rented=rented))
     chance = Random(seed)  # noqa: S311 -- chance, not secrets
     market = _Market(world, now_s - AGE_S, chance) if rented else None
@@ -161,7 +164,7 @@ def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -
 def leader_status_of(
     world: World, lag: tuple[int, ...], ends: dict[Partition, int]
 ) -> LeaderStatus:
-    """What the leader would say, so that each stream lags by so much."""
+    """Return a leader's status with this lag in each stream."""
     claimed = {
         place: max(0, end - lag[STREAMS.index(place.topic)] // 3) for place, end in ends.items()
     }
@@ -170,7 +173,7 @@ def leader_status_of(
 
 
 class _Learning:
-    """Updates, their loss, and what waits in the streams."""
+    """Updates, their losses, and the lag of the streams."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.version = 0
@@ -212,7 +215,7 @@ class _Learning:
             self._evaluated(at_s)
 
     def _evaluated(self, at_s: float) -> None:
-        """What an evaluator tells; it takes no chance from the rest."""
+        """Append an evaluation. It draws no random numbers from the shared generator."""
         model = ModelId(0, self.version)
         wave = 0.002 * sin(self.version / 170)
         test = {"accuracy": 0.957 - 0.31 * exp(-self.version / 430) + wave, "loss": 0.171}
@@ -224,14 +227,15 @@ class _Learning:
 
 
 class _Market:
-    """Machines, their prices, the plans, and what it all costs."""
+    """Machines, their prices, the plans, and the cost."""
 
     def __init__(self, world: World, start_s: float, random: Random) -> None:
         self.ledger = FleetLedger()
         self._world, self._start_s, self._random = world, start_s, random
         self._plans = list(_PLANS)
         self._spot = 0
-        self._back_s = dict[int, float]()  # by slot: when a machine can be had again
+        # Keyed by slot: when a machine is available again.
+        self._back_s = dict[int, float]()
         self._reviewed_s = 0.0
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
         self._write(plans.ProvisionerLead(-1, "p1", start_s))

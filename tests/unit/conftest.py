@@ -1,4 +1,4 @@
-"""What tests of the pure parts share."""
+"""Fixtures for all unit tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def process_logging() -> Iterator[None]:
-    """A test may set up logging as a process does; afterwards it is as the tests have it."""
+    """Restore the tests' logging after each test, because a test may set up a process's logging."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before
-    root.setLevel(root.level)  # what loggers remember of it is forgotten
+    # Clears the levels that loggers cached.
+    root.setLevel(root.level)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()

@@ -1,4 +1,4 @@
-"""Which tests wait for a change of what they look at."""
+"""Tests that wait until the files that they test change."""
 
 from __future__ import annotations
 

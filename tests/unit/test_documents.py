@@ -1,4 +1,4 @@
-"""What a document points to is there: files, folders and headings."""
+"""Links in documents point to existing files, folders and headings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DOCUMENTS = [
 
 
 def links(document: Path) -> list[str]:
-    """Where a document points to, within the repository."""
+    """Return the targets of a document's links within the repository."""
     found = LINK.findall(FENCED.sub("", document.read_text()))
     return [link for pair in found for link in pair if link and not re.match(r"[a-z]+:", link)]
 
 
 def anchors(document: Path) -> set[str]:
-    """The names under which a document's headings can be linked to."""
+    """Return the anchors of a document's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", document.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,7 +1,7 @@
 """Several threads may use a type or a library for the first time at once, in a fresh process.
 
-msgspec completes its description of a Struct at the type's first use, and a process in which two
-threads do that at once dies of SIGSEGV. A decoder that the import of a module builds prevents this.
+msgspec completes its description of a Struct at the type's first use. If two threads do that at
+once, the process dies of SIGSEGV. A decoder that is built when a module is imported prevents this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSIDE = {
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
     *("common.spot.experiments.protocol", "services.serve.protocol"),
 }
-# One thread at a time converts to these, see `common.data.decoders`.
+# One thread at a time converts to these types, see `common.data.decoders`.
 OPTIONS = {"common.learning.optimizers", "common.learning.task_options"}
 THREADS, SWITCH_S = 6, 1e-6
 PRELUDE = f"""

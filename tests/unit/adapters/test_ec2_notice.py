@@ -1,4 +1,4 @@
-"""EC2's metadata service as it is: tokens that run out, refusals, and answers of any kind."""
+"""EC2's metadata service: expiring tokens, refusals, and unexpected answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from tests.contract.odd_servers import Answer
 
-PATIENCE_S = 120.0  # no test of what must be answered waits so long
+# Every request that must be answered is answered within this time.
+PATIENCE_S = 120.0
 AT_S = 1_800_000_000.0
 NOTICE = Notice(AT_S, "terminate")
 SIX_HOURS_S = 6 * 3600.0

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector that takes them, refuses them, is silent or is not there."""
+"""Spans are sent to a collector that accepts them, refuses them, is silent or does not run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 JOB = "digits"
 AT_S = 1_700_000_000.25
 PATIENCE_S = 120.0
-NOBODY = "http://127.0.0.1:9"  # the port of a service that no machine has any more
+# No service uses this port any more.
+NOBODY = "http://127.0.0.1:9"
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -39,7 +40,7 @@ def address(number: int = 0) -> tuple[Span, ...]:
 
 @contextmanager
 def tracing(collector: str, ratio: float = 1.0) -> Iterator[tuple[OtlpTracer, list[str]]]:
-    """A tracer, and what it said of its trouble."""
+    """A tracer, and the errors that it reported."""
     errors = list[str]()
     tracer = OtlpTracer(collector, ratio, "worker", "w1", errors.append)
     try:
@@ -167,7 +168,8 @@ def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
     monkeypatch.setattr(otlp_traces, "REQUEST_SPANS", 16)
     monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.1)
     with Collector() as collector, tracing(collector.url) as (tracer, _):
-        collector.answering.clear()  # it takes the request, and is silent
+        # The collector accepts the request, but does not answer.
+        collector.answering.clear()
         for number in range(2_000):
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
         assert collector.requests <= 1 + 2_000 // 64

@@ -1,4 +1,4 @@
-"""Addresses that nobody else could use are refused; who leaves a group waits for no connection."""
+"""Addresses that other machines cannot use are refused, and leaving waits for no connection."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_whoever_is_closed_is_reached_no_more(groups: TorchGroups) -> None:
 
 
 class SlowToClose(GlooGroup):
-    """One whose connections are closed once a test lets them."""
+    """A group whose connections are closed when a test allows it."""
 
     may_close = threading.Event()
 
@@ -91,7 +91,8 @@ class SlowToClose(GlooGroup):
 
 
 def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> None:
-    # Each takes gloo 10 ms: a member must say meanwhile that it left, and form the next group.
+    # Each group takes gloo 10 ms. Meanwhile a member must report that it left, and form the next
+    # group.
     rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
     both = [TorchGroups("127.0.0.1", rendezvous) for _ in range(2)]
     members = [Peer(name, groups.address) for name, groups in zip("ab", both, strict=True)]
@@ -132,7 +133,7 @@ def test_others_reach_a_machine_where_it_reaches_redis_unless_set_otherwise(
 def test_an_address_that_no_other_machine_reaches_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The name of a machine that resolves to loopback there, and a Redis elsewhere.
+    # The machine's name resolves to loopback there, and Redis is elsewhere.
     class Elsewhere(socket.socket):
         def connect(self, address: object) -> None:
             del address

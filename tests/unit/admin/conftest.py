@@ -1,4 +1,4 @@
-"""The admin service on a log, a board and storage in memory, asked without a network."""
+"""The admin service with a log, boards and storage in memory, called without a network."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 HOST = "doll.test"
-# A simulation is a process of its own, while everything else on the machine may go first.
+# A simulation runs in its own process, and may wait for everything else on the machine.
 LIMITS = Limits(simulate_s=600.0)
 
 
 @dataclass
 class World:
-    """One admin service and the servers behind it; what is set before the first request counts."""
+    """An admin service and its servers. Set attributes before the first request."""
 
     settings: Settings = field(default_factory=partial(Settings, blobs="s3://memory"))
     log: MemoryLog = field(default_factory=MemoryLog)
@@ -43,43 +43,43 @@ class World:
 
     @cached_property
     def viewer(self) -> str:
-        """A key that may look."""
+        """Return a viewer's key."""
         return KeyStore(self.log).create("eve", "viewer")[0]
 
     @cached_property
     def operator(self) -> str:
-        """A key that may change things."""
+        """Return an operator's key."""
         return KeyStore(self.log).create("olga", "operator")[0]
 
     @cached_property
     def app(self) -> FastAPI:
-        """The application, once keys and streams are there."""
+        """Return the application, once keys and streams are there."""
         assert self.viewer != self.operator
         return create_app(self.outside, self.limits)
 
     @property
     def outside(self) -> Outside:
-        """What a service reaches."""
+        """Return the servers that a service uses."""
         return Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
 
     @property
     def service(self) -> AdminService:
-        """Behind the application."""
+        """Return the service behind the application."""
         service: AdminService = self.app.state.service
         return service
 
     def replica(self) -> World:
-        """Another service on the same servers, with the same keys."""
+        """Return another service on the same servers, with the same keys."""
         other = World(self.settings, self.log, self.redis, self.blobs)
         vars(other).update(viewer=self.viewer, operator=self.operator)
         return other
 
     def board(self, job: str) -> MemoryBoard:
-        """A job's notice board."""
+        """Return a job's board."""
         return MemoryBoard(self.redis, job)
 
     def streams(self, *names: str) -> None:
-        """Make datastreams."""
+        """Create datastreams."""
         for name in names:
             self.log.create_topics([NewTopic(name, 2)])
 
@@ -91,12 +91,12 @@ class World:
         key: str | None = "operator",
         **others: Any,  # noqa: ANN401 -- what httpx2 takes
     ) -> httpx2.Response:
-        """Ask the service.
+        """Send a request.
 
         Args:
-            method: Of HTTP.
-            path: With its query.
-            key: "viewer", "operator", another one, or None for none.
+            method: HTTP method.
+            path: Path with its query.
+            key: "viewer", "operator", another key, or None for no key.
             others: Further arguments of the client: `json`, `headers`, ...
         """
         known = {"viewer": self.viewer, "operator": self.operator}
@@ -106,7 +106,7 @@ class World:
         return self.runner.run(self._asked(method, path, headers, others))
 
     def get(self, path: str, **others: Any) -> Any:  # noqa: ANN401 -- JSON
-        """Ask for something that is there, as a viewer."""
+        """Send a viewer's GET, which must succeed. Returns the JSON."""
         answer = self.ask("GET", path, key="viewer", **others)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -119,7 +119,7 @@ class World:
             return await client.request(method, path, headers=headers, **others)
 
     def close(self) -> None:
-        """End the service."""
+        """Close the service."""
         if "app" in self.__dict__:
             self.service.close()
         self.runner.close()
@@ -127,14 +127,14 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """An empty one."""
+    """An empty world."""
     made = World()
     yield made
     made.close()
 
 
 def problem(answer: httpx2.Response, status: int) -> str:
-    """Check that an answer is a problem of this status; returns what it says."""
+    """Check that an answer is a problem of this status. Returns its detail."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()

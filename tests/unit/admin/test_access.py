@@ -30,7 +30,8 @@ class Route(NamedTuple):
     path: str
 
 
-LOOKS = {  # what is posted only to be answered: nothing changes
+# Requests with a body that change nothing.
+LOOKS = {
     Route("POST", "/v1/provisioning/plan"),
     Route("POST", "/v1/provisioning/simulate"),
 }
@@ -50,7 +51,8 @@ BODIES = {
         "on_demand_usd_per_hour": 0.286,
     },
 }
-OTHERWISE = {  # where an empty world, or no body, has no better answer
+# Status of routes that cannot succeed in an empty world or without a body.
+OTHERWISE = {
     Route("DELETE", "/v1/jobs/{job}"): 409,
     Route("GET", "/v1/jobs/{job}/remains"): 409,
     Route("GET", "/v1/jobs/{job}/model"): 404,
@@ -87,7 +89,7 @@ def asked(world: World, route: Route, key: str | None, job: str) -> int:
 
 @pytest.fixture(scope="module")
 def untouched() -> Iterator[World]:
-    """A service for requests that change nothing; making one takes as long as many of them."""
+    """A service for requests that change nothing, shared because creating one is slow."""
     made = World()
     yield made
     made.close()
@@ -122,7 +124,8 @@ def test_a_route_that_changes_something_is_for_operators(untouched: World, route
 def test_a_route_answers_whoever_may_ask(world: World, route: Route) -> None:
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
-    endless = route.path.endswith("/events")  # of a job that is there
+    # The events of an existing job never end.
+    endless = route.path.endswith("/events")
     status = asked(world, route, "operator", "nobody" if endless else "digits")
     expected = 404 if endless else OTHERWISE.get(route, 200)
     assert status == expected or (expected == 200 and 200 <= status < 300)
@@ -187,7 +190,8 @@ def test_a_key_is_in_no_log_and_in_no_answer(
     ("origin", "status"),
     [
         (f"http://{HOST}", 404),
-        (f"https://{HOST}", 404),  # a proxy before us may speak TLS
+        # A proxy in front of the service may use TLS.
+        (f"https://{HOST}", 404),
         ("http://evil.example", 403),
         (f"http://{HOST}.evil.example", 403),
         (f"http://{HOST}:8081", 403),

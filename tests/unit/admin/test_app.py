@@ -1,4 +1,4 @@
-"""The application: made without servers, its problems, its documents, its beginning and end."""
+"""The application: creation without servers, problems, documents, startup and shutdown."""
 
 from __future__ import annotations
 

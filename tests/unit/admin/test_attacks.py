@@ -1,4 +1,4 @@
-"""What strangers and other sites try, and what it gets them: nothing."""
+"""Attacks by strangers and by other web sites fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BODIES = (
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """A service with a job, which nothing here changes."""
+    """A service with a job, which these tests do not change."""
     made = World()
     made.streams("clinic-a", "clinic-b")
     assert made.ask("POST", "/v1/jobs", json=JOB).status_code == 201
@@ -221,7 +221,7 @@ def test_keys_are_compared_by_their_hashes_so_that_time_reveals_nothing_of_them(
     world: World,
 ) -> None:
     class Watched(str):
-        """A key that is compared with nothing."""
+        """A key that fails if it is compared."""
 
         __slots__ = ()
         __hash__ = str.__hash__

@@ -1,4 +1,4 @@
-"""Who changed what: the name is that of the key, whatever a request says; refusals are logged."""
+"""Changes are logged with the key's name, never with names in the request. So are refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: half-open ones are cut off, and nobody's flood shuts out who has a key."""
+"""Connections: half-open ones are closed, and no flood shuts out a client with a key."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from tests.unit.admin.conftest import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOON_S = 1.0  # that a request may take here: long enough for one that is sent at once
+# A request that is sent at once is read within this time.
+SOON_S = 1.0
 LONG_S = 30.0
 LARGE = "x" * 30_000_000 + " the end"  # no buffer of a system takes it
 
 
 @dataclass(eq=False)
 class Connection:
-    """A connection that notes whether it was cut."""
+    """A connection that records if it was cut."""
 
     address: str
     needed: bool = False
@@ -42,7 +43,7 @@ class Connection:
         self.was_cut = True
 
 
-# --- who makes place for whom --------------------------------------------------------------------
+# --- which connections make room for new ones ----------------------------------------------------
 
 
 def begun(connections: Connections, *addresses: str, needed: bool = False) -> list[Connection]:
@@ -58,7 +59,8 @@ def cut(opened: list[Connection]) -> list[bool]:
 def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> None:
     connections = Connections(10, 2)
     opened = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
-    connections.waits(opened[0])  # its request was answered meanwhile
+    # Its request has been answered by now.
+    connections.waits(opened[0])
 
     begun(connections, "192.0.2.1")
 
@@ -96,12 +98,12 @@ def test_what_has_ended_counts_no_more() -> None:
 @pytest.mark.parametrize(
     ("proxies", "addresses", "places"),
     [
-        ((), ("2001:db8::1", "2001:db8::ffff:2"), 1),  # a subscriber has as many as it likes
+        ((), ("2001:db8::1", "2001:db8::ffff:2"), 1),  # no limit for a subscriber
         ((), ("2001:db8::1", "2001:db8:0:1::1"), 2),
         ((), ("::ffff:192.0.2.1", "192.0.2.1"), 1),
         (("192.0.2.0/24",), ("192.0.2.1", "::ffff:192.0.2.1"), 2),  # a proxy speaks for many
         (("2001:db8::/32",), ("2001:db8::1", "2001:db8::1"), 2),
-        ((), ("", ""), 2),  # a socket of the same machine that has no address
+        ((), ("", ""), 2),  # local sockets have no address
     ],
 )
 def test_addresses_of_one_client_count_together(
@@ -142,11 +144,11 @@ def test_there_are_never_more_than_may_be_and_none_that_is_needed_goes(
 
 
 class Client:
-    """A connection to the service that says what it likes.
+    """A raw connection to the service.
 
     Args:
-        port: Of the service.
-        said: At once.
+        port: Port of the service.
+        said: Bytes to send immediately.
     """
 
     def __init__(self, port: int, said: bytes = b"") -> None:
@@ -154,11 +156,11 @@ class Client:
         self.socket.sendall(said)
 
     def say(self, more: bytes) -> None:
-        """Go on."""
+        """Send more."""
         self.socket.sendall(more)
 
     def read_until(self, until: bytes) -> bytes:
-        """Everything up to something."""
+        """Read until these bytes."""
         received = bytearray()
         while until not in received[-100_000:]:
             piece = self.socket.recv(65_536)
@@ -167,19 +169,19 @@ class Client:
         return bytes(received)
 
     def last_words(self) -> bytes:
-        """Everything until the service closes the connection."""
+        """Read until the service closes the connection."""
         received = b""
         try:
             while piece := self.socket.recv(65_536):
                 received += piece
-        except ConnectionResetError:  # it was cut while there was more to read
+        except ConnectionResetError:  # cut before everything was read
             pass
         return received
 
 
 @contextmanager
 def served(world: World, request_s: float = SOON_S) -> Iterator[int]:
-    """Serve as the process does; gives the port."""
+    """Serve as the process does. Yields the port."""
     server = Server(world.app, request_s)
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -208,7 +210,7 @@ def port(world: World) -> Iterator[int]:
 
 
 def head(world: World, request: str, *headers: str) -> bytes:
-    """A request of the operator, whole but for its body."""
+    """Return an operator's request without its body."""
     lines = (f"{request} HTTP/1.1", "Host: doll.test", f"Authorization: Bearer {world.operator}")
     return "\r\n".join((*lines, *headers, "", "")).encode()
 
@@ -247,7 +249,7 @@ def test_a_request_that_is_not_whole_in_time_is_cut_off(
 def test_who_goes_on_after_an_answer_must_come_to_an_end_too(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     client.read_until(b'{"ok":true}')
-    client.say(b"\r\n")  # which no request begins with
+    client.say(b"\r\n")  # no request begins with this
     assert client.last_words().startswith(b"HTTP/1.1 408 ")
 
 
@@ -258,7 +260,8 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> N
         while True:
             client.say(b"1\r\n \r\n")
     except ConnectionError:
-        pass  # it is gone: pytest's timeout is the limit
+        # The connection is closed. pytest's timeout limits the wait.
+        pass
 
 
 def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> None:
@@ -299,7 +302,8 @@ def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, por
     idle = Client(port, head(world, "GET /healthz"))
     idle.read_until(b'{"ok":true}')
 
-    assert Client(port).last_words()  # longer than any request may take
+    # Silent for longer than any request may take.
+    assert Client(port).last_words()
 
     idle.say(head(world, "GET /healthz"))
     assert b"200 OK" in idle.read_until(b'{"ok":true}')

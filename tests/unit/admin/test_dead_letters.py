@@ -1,4 +1,4 @@
-"""A job's dead letters over HTTP: how many for which reason, and where the newest are."""
+"""A job's dead letters over HTTP: counts per reason, and positions of the newest ones."""
 
 from __future__ import annotations
 

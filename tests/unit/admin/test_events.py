@@ -66,16 +66,16 @@ class Served:
 
     @property
     def listeners(self) -> int:
-        """Streams that are open."""
+        """Return the number of open streams."""
         return self.world.service.followers.of(JOB).feed.listeners
 
     def ask_to_end(self) -> None:
-        """Do what a signal does."""
+        """Request the end, as a signal does."""
         self.world.service.ending.set()
         self._server.should_exit = True
 
     def end(self) -> None:
-        """End, and see that it does."""
+        """Stop the server, and check that it ends."""
         self.ask_to_end()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
@@ -83,7 +83,7 @@ class Served:
 
 
 class Stream:
-    """The events of one stream."""
+    """Reads the events of a stream."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._lines = response.iter_lines()
@@ -91,10 +91,10 @@ class Stream:
         self.comments = 0
 
     def next(self) -> tuple[str, Any]:
-        """Name and data of the next event.
+        """Return the name and data of the next event.
 
         Raises:
-            EOFError: If there is none.
+            EOFError: If the stream has ended.
         """
         fields = dict[str, str]()
         for line in self._lines:
@@ -105,7 +105,7 @@ class Stream:
                 self.last_id = fields["id"]
                 EVENT_DATA[fields["event"]].model_validate_json(
                     fields["data"]
-                )  # as the document says
+                )  # the URL is as in the document
                 return fields["event"], json.loads(fields["data"])
             else:
                 self.comments += "" in fields
@@ -125,7 +125,8 @@ def served(world: World) -> Iterator[Served]:
         names = [thread.name for thread in set(threading.enumerate()) - before]
         return [name for name in names if not name.startswith("asyncio_")]
 
-    eventually(lambda: not left())  # a check of a server may be under way
+    # A check of a server may be in flight.
+    eventually(lambda: not left())
 
 
 def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:
@@ -242,11 +243,11 @@ def test_an_unknown_job_and_a_stranger_are_refused(served: Served) -> None:
     problem(served.client.get(PATH, headers={"Authorization": "Bearer nonsense"}), 401)
 
 
-# --- slow readers: the server is played, so that nothing depends on buffers of the machine -------
+# --- slow readers: a fake server, so that nothing depends on the machine's buffers ---------------
 
 
 class Reader:
-    """A connection as ASGI sees it, whose reader takes nothing more after some parts."""
+    """An ASGI connection whose reader stops after some parts."""
 
     def __init__(self, takes: int) -> None:
         self.parts = list[bytes]()
@@ -256,7 +257,7 @@ class Reader:
         self._takes = takes
 
     async def send(self, message: Any) -> None:  # noqa: ANN401 -- as ASGI has it
-        """Take a part, or never."""
+        """Receive a part, or block for ever."""
         if message["type"] == "http.response.body":
             if len(self.parts) == self._takes:
                 self.taken.set()
@@ -324,7 +325,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
         stream = module.EventStream(follower)
         task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
         await happens(lambda: bool(reader.parts))
-        for _ in range(EVENTS + 1):  # without a chance to read in between
+        for _ in range(EVENTS + 1):  # no chance to read in between
             follower.feed.publish("update", b"{}")
         await asyncio.wait_for(task, PATIENCE_S)
         assert reader.ended

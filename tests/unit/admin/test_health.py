@@ -1,4 +1,4 @@
-"""Health: the process answers, the servers behind it are asked seldom, metrics are counted."""
+"""Health: the process answers, its servers are checked rarely, and requests are counted."""
 
 from __future__ import annotations
 

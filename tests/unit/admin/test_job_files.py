@@ -1,4 +1,4 @@
-"""A job file posted as it is: every mistake is told by its line."""
+"""A job file is posted unchanged, and each error names its line."""
 
 from __future__ import annotations
 

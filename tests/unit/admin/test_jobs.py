@@ -1,4 +1,4 @@
-"""Job routes: created once, listed, changed, deleted; what makes no sense is told by field."""
+"""Job routes: jobs are created once, listed, changed and deleted. Errors name the wrong fields."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPEC = JOB
 
 @pytest.fixture
 def digits(world: World) -> World:
-    """A world with the job of the example."""
+    """A world with the example job."""
     world.streams("clinic-a", "clinic-b")
     answer = world.ask("POST", "/v1/jobs", json=SPEC)
     assert answer.status_code == 201
@@ -97,7 +97,7 @@ def test_a_stream_that_is_not_there_is_named(world: World) -> None:
     assert 'there is no topic "clinic-b"' in problem(post(world), 422)
 
 
-# --- a request that comes twice ------------------------------------------------------------------
+# --- repeated requests ---------------------------------------------------------------------------
 
 
 def test_a_request_that_comes_twice_makes_one_job(world: World) -> None:
@@ -156,11 +156,11 @@ def test_a_key_stands_for_one_caller(world: World) -> None:
 
 
 def written(world: World) -> int:
-    """Records of the jobs topic."""
+    """Return the number of records in the jobs topic."""
     return world.log.bounds(Partition(JOBS, 0)).end
 
 
-# --- what makes no sense -------------------------------------------------------------------------
+# --- invalid requests ----------------------------------------------------------------------------
 
 
 def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
@@ -177,7 +177,8 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
 
 def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
-    for _ in range(2):  # the second answer is of the job that is there
+    # The second answer returns the existing job.
+    for _ in range(2):
         answer = post(world, "k1", task={"entrypoint": "os:system"})
         assert answer.status_code == 201
         body = answer.json()
@@ -208,7 +209,7 @@ def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwi
     answer = checking.ask("POST", "/v1/jobs?unchecked=true", json=asked)
     assert answer.status_code == 201
     assert (answer.json()["checked"], answer.json()["unchecked"]) == (False, "the request says so")
-    # A change of a job that runs is judged as far as it can be.
+    # A change of a running job is validated as far as possible.
     answer = checking.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": {"mode": "stale"}})
     assert answer.status_code == 200
 
@@ -224,7 +225,7 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
 
     async def ask() -> list[Unchecked | None]:
         spec = JobSpec.model_validate_json(json.dumps(SPEC | {"task": {"entrypoint": OWN}}))
-        # Two requests of one client come one after the other.
+        # Two requests of one client arrive in order.
         checks = (checking.service.check(spec) for _ in range(2))
         return await asyncio.gather(*checks)
 
@@ -373,7 +374,7 @@ def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
     monkeypatch.setattr(JobOperations, "submit", slow)
     monkeypatch.setattr(stores, "WRITE_S", 0.2)
     headers = {"Idempotency-Key": "once"}
-    # On a busy machine it may take several attempts until one begins in time.
+    # A busy machine may need several attempts until one starts in time.
     while (answer := world.ask("POST", "/v1/jobs", json=SPEC, headers=headers)).status_code == 503:
         assert "nothing was changed" in problem(answer, 503)
     assert "may have been made" in problem(answer, 504)

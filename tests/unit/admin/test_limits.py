@@ -1,4 +1,4 @@
-"""Limits: requests by the second, streams at once, the size of a body."""
+"""Limits of requests per second, concurrent streams, and the size of a body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def small() -> Iterator[World]:
-    """A service that takes little."""
+    """A service with low limits."""
     limits = Limits(requests_per_s=0.001, streams=1)
     made = World(Settings(blobs="s3://memory", api_body_bytes=1024), limits=limits)
     yield made

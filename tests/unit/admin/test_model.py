@@ -1,4 +1,4 @@
-"""Models over HTTP: the same tensors as `doll model pull`, tags, and what is not there."""
+"""Models over HTTP: the tensors of `doll model pull`, tags, and missing versions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODEL = "/v1/jobs/digits/model"
 
 
 def trained(seed: int) -> bytes:
-    """A trainer's snapshot whose weights are random, and each another number."""
+    """Return a trainer's snapshot with distinct random weights."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.random.default_rng(seed).normal(size=len(flat.vector)).astype(np.float32)
     count = flat.parameter_count
@@ -59,7 +59,7 @@ def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -
 
 @pytest.fixture
 def led(world: World) -> World:
-    """Two versions were made; 1 is in storage, with the lower loss, 2 is hot."""
+    """A job with two versions: 1 in storage with the lower loss, 2 hot."""
     world.streams("clinic-a")
     answer = world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: schemathesis asks every route, sensibly and not, and compares."""
+"""The OpenAPI document matches the answers to valid and invalid requests of schemathesis."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Case: TypeAlias = AnyCase[Any]
     Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
-# Of each route and kind: enough for what is wrong with a route, not with pydantic. They are the
-# same each time: few do where neither routes nor what they take and give have changed.
+# Examples per route and kind. They test routes, not pydantic, so a few suffice. They are the same
+# in each run. If neither routes nor their types have changed, even fewer run.
 CHANGED = has_changed("common/api/", "common/config/", "common/jobs/", "services/admin/")
 EXAMPLES = 8 if CHANGED else 3
 ALWAYS = ("400", "401", "403", "413", "422", "429")
@@ -46,7 +46,7 @@ DOCUMENT = create_app(World().outside).openapi()
 
 
 def operations() -> dict[str, Operation]:
-    """All of the document, by method and path."""
+    """Return all operations of the document by method and path."""
     found = schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
     return {each.ok().label: each.ok() for each in found if isinstance(each, Ok)}
 
@@ -66,7 +66,7 @@ def served() -> Iterator[World]:
 
 
 def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Response:
-    """Send what schemathesis made, byte by byte."""
+    """Sends the bytes that schemathesis generated."""
     asked = requests.Request(**case.as_transport_kwargs(base_url=f"http://{HOST}")).prepare()
     headers = {name: value for name, value in asked.headers.items() if value is not None}
     path = str(asked.url).removeprefix(f"http://{HOST}")
@@ -74,8 +74,9 @@ def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Respo
 
 
 def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- checks, a class of theirs
-    """Send a request and hold the answer against the document."""
-    if case.path.endswith("/events"):  # of a job that is there it would never end
+    """Send a request, and compare the answer with the document."""
+    # The events of an existing job never end.
+    if case.path.endswith("/events"):
         case.path_parameters["job"] = "nobody"
     answer = sent(world, case)
     assert answer.status_code < 500, answer.text
@@ -83,7 +84,7 @@ def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- ch
 
 
 def bounded(examples: int = EXAMPLES) -> settings:
-    """Few examples, the same each time."""
+    """Run a few examples, the same each time."""
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -194,13 +195,13 @@ def test_every_field_of_every_model_is_described() -> None:
 
 
 def described(schema: dict[str, Any], models: dict[str, Any]) -> bool:
-    """Whether a field says what it is; one that is a model may leave that to the model's words."""
+    """Return True if a field has a description. The description of its model counts, too."""
     model = models.get(schema.get("$ref", "").rpartition("/")[2], {})
     return bool(schema.get("description") or model.get("description"))
 
 
 def boundless(schema: dict[str, Any], path: str) -> list[str]:
-    """Numbers without a least one, and counts without a greatest one, in requests."""
+    """Return the request's numbers without a minimum, and its integers without a maximum."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return boundless(DOCUMENT["components"]["schemas"][name], path)
@@ -220,5 +221,5 @@ def boundless(schema: dict[str, Any], path: str) -> list[str]:
 
 
 def takes_anything(operation: Operation) -> bool:
-    """Whether a request of this route can be wrong in any way."""
+    """Return True if a request of this route has parameters or a body, which can be wrong."""
     return any(True for _ in islice(operation.iter_parameters(), 1)) or bool(operation.body)

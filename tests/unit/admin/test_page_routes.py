@@ -1,4 +1,4 @@
-"""The live page's files: all there, behind a key, kept for ever by browsers, mixed by none."""
+"""The live page's files are complete, need a key, are cached for ever, and are never mixed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def links(world: World) -> list[str]:
-    """What the page loads, as its HTML says."""
+    """Return the files that the page's HTML loads."""
     answer = world.ask("GET", "/", key="viewer")
     assert answer.status_code == 200
     return re.findall(r'(?:href|src|content)="(/[^"]*)"', answer.text)
 
 
 def modules(world: World, imports: str) -> set[str]:
-    """The page's main module and those that it needs.
+    """Return the page's main module and all modules that it imports.
 
     Args:
         world: The service.
-        imports: A pattern that finds what a module imports.
+        imports: Pattern of an import.
     """
     (main,) = {path for path in links(world) if path.endswith("/main.js")}
     seen, left = set[str](), [main]

@@ -64,7 +64,7 @@ def planned(world: World, **changed: object) -> dict[str, Any]:
 
 
 def refused(world: World, path: str, body: object) -> list[str]:
-    """The fields that a 422 names."""
+    """Return the fields that a 422 names."""
     answer = world.ask("POST", path, json=body)
     problem(answer, 422)
     return [each["field"] for each in answer.json()["errors"]]

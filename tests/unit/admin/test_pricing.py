@@ -1,4 +1,4 @@
-"""Those who wait for prices together are answered together, also where there are none."""
+"""Requests that wait for prices at the same time share one lookup, even if it finds none."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_a_source_that_is_away_is_asked_once_for_all_who_wait(
         assert len(looks) == 1
         with pytest.raises(UnavailableError):
             await cache.now()
-        assert len(looks) == 2  # whoever comes later asks anew
+        # A later request starts a lookup of its own.
+        assert len(looks) == 2
 
     asyncio.run(ask())

@@ -1,4 +1,4 @@
-"""Problems are told whatever was sent: also half characters, which JSON may hold."""
+"""Every wrong request is answered with a problem, even if its JSON contains lone surrogates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's provisioning over HTTP: what the plans topic says, and asking for another plan."""
+"""A job's provisioning over HTTP: the state in the plans topic, and requests for a new plan."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def decide(world: World, *records: PlanRecord) -> None:
 
 @pytest.fixture
 def rented(world: World) -> World:
-    """A job for which machines are rented; a candidate has taken charge."""
+    """A job with rented machines. A candidate is in charge of them."""
     world.streams("clinic-a")
     spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
     answer = world.ask("POST", "/v1/jobs", json=spec)

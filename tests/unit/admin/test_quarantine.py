@@ -1,4 +1,4 @@
-"""A job's quarantine over HTTP: what is in it, and taking batches back."""
+"""A job's quarantine over HTTP: its batches, and their release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW, REQUEUE = "/v1/jobs/digits/quarantine", "/v1/jobs/digits/requeue"
 
 @pytest.fixture
 def held(world: World) -> World:
-    """A job with three quarantined batches, of which one has expired."""
+    """A job with three quarantined batches. One of them has expired."""
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     world.log.create_topics([NewTopic(UPDATES)])
@@ -38,7 +38,7 @@ def write(world: World, *audit: AuditRecord) -> None:
 
 
 def written(world: World) -> list[AuditRecord]:
-    """What came after the quarantines."""
+    """Return the records after the quarantines."""
     records = world.log.tail(Partition(UPDATES, 0), len(QUARANTINE)).read(100, 0.0)
     return [decode_audit(record.value or b"") for record in records]
 

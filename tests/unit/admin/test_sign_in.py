@@ -1,4 +1,4 @@
-"""People's access tokens: who gets in, who does not, and what holds while their issuer is away."""
+"""Access tokens of users: valid ones are accepted, others refused, even if the issuer is down."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW_S = 1_800_000_000.0
 
 @dataclass
 class FakeIssuer:
-    """An issuer with keys, which may be away."""
+    """An issuer with keys. It can be unavailable."""
 
     keys: dict[str, RSAKey] = field(default_factory=dict)
     away: bool = False
@@ -45,7 +45,7 @@ class FakeIssuer:
     gives: str = ""
 
     def rotate(self, *names: str) -> None:
-        """From now on these are its keys."""
+        """Replace the issuer's keys."""
         self.keys = {name: self.keys.get(name) or new_key(name) for name in names}
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
@@ -64,7 +64,7 @@ class FakeIssuer:
         return httpx2.Response(200, json={"issuer": URL, "jwks_uri": f"{URL}/keys", **document})
 
     def token(self, key: str = "first", *, by: RSAKey | None = None, **changed: Any) -> str:  # noqa: ANN401 -- claims
-        """Make a token; None leaves a claim out."""
+        """Return a token. None omits a claim."""
         claims = {
             "iss": URL,
             "aud": ["doll", "mail"],
@@ -84,14 +84,14 @@ def new_key(name: str) -> RSAKey:
 
 @dataclass
 class Office:
-    """An admin service whose people sign in."""
+    """An admin service with users of an issuer."""
 
     world: World
     issuer: FakeIssuer
     clock: ManualClock
 
     def as_whom(self, token: str) -> tuple[int, str]:
-        """The status, and the role or the problem."""
+        """Return the status, and the role or the problem."""
         answer = self.world.ask("GET", "/v1/me", key=token)
         body = answer.json()
         return answer.status_code, body.get("role") or body["detail"]
@@ -127,7 +127,7 @@ def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> N
     assert office.world.ask("POST", "/v1/jobs", key=token, json=JOB).status_code == 201
     answer = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
     assert answer.json()["reason"] == "paused by oidc:ada"
-    assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # by a key, as before
+    assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # keys still work
 
 
 def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: Office) -> None:
@@ -159,7 +159,8 @@ def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: O
 
     assert office.as_whom(good) == (200, "viewer")
     assert found == dict.fromkeys(bad, 401)
-    assert office.issuer.asked == 2  # for all of these: once, its document and its keys
+    # The service requested the discovery document and the keys once for all tokens.
+    assert office.issuer.asked == 2
 
 
 def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> None:
@@ -205,7 +206,7 @@ def part(value: object) -> str:
 
 
 def signed(office: Office, claims: object) -> str:
-    """A token of the issuer's key whose claims may be anything."""
+    """Return a token of the issuer's key with these claims."""
     head = {"alg": "RS256", "kid": "first"}
     body = claims if isinstance(claims, bytes) else json.dumps(claims).encode()
     return jws.serialize_compact(head, body, office.issuer.keys["first"])
@@ -300,7 +301,8 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
             office.clock.advance(AGAIN_S)
             return office.as_whom(office.issuer.token(iss=server.url))[0] == 200
 
-        assert any(may_come_in() for _ in range(20))  # a busy machine is not always in time
+        # A busy machine may be late for some.
+        assert any(may_come_in() for _ in range(20))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> Non
 
 
 def test_new_key_counts_while_sign_ins_hang(office: Office) -> None:
-    """Ten people's codes are never answered; keys are read beside them."""
+    """Ten users' codes are never answered. Keys are still read."""
     assert office.as_whom(office.issuer.token())[0] == 200
     issuer = office.world.service.issuer
     assert issuer is not None

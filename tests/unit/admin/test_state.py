@@ -1,4 +1,4 @@
-"""Updates, workers, streams and curves of a job, as the API tells them."""
+"""Updates, workers, streams and curves of a job in the API's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads that follow jobs and keys and that write jobs."""
+"""Threads that follow jobs and keys, and threads that write jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def test_lost_records_that_stand_last_are_repaired() -> None:
-    log = MemoryLog(lambda: 0.0)  # so all that is written is old
+    log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     job = JobOperations(log).submit(parse_job(TEXT))
     _, key = KeyStore(log).create("ci", "viewer")
@@ -98,8 +98,8 @@ def test_change_that_did_not_begin_in_time_is_never_made(monkeypatch: pytest.Mon
         return error.value
 
     async def write() -> None:
-        # On a busy machine it may take several attempts until one begins in time. Nobody knows
-        # whether a change that began is made. This one is.
+        # A busy machine may need several attempts until one starts in time. Nobody knows
+        # if a change that has started is carried out. This one is.
         while not isinstance(first := await refused(hang), UnknownOutcomeError):
             pass
         assert "may have been made" in str(first)

@@ -1,4 +1,4 @@
-"""Work that hangs holds its turn, and nobody waits for it longer than was said."""
+"""A call that hangs keeps its turn, and no other call waits longer than its limit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it
         waiting = [turns.run(partial(hang, number)) for number in range(5)]
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(each, UnavailableError) for each in found)
-        assert begun == [0]  # one thread, however many waited
+        assert begun == [0]  # one thread for all that wait
         going_on.set()
         assert await turns.run(partial(hang, 6)) == 6
-        assert begun == [0, 6]  # nobody waits any more for what did not begin
+        # Nobody waits for calls that did not begin.
+        assert begun == [0, 6]
 
     asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""Jobs as answers."""
+"""The API's answers about jobs."""
 
 from __future__ import annotations
 

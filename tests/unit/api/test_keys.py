@@ -1,4 +1,4 @@
-"""API keys: whoever holds one gets in by its role, and nobody else, whatever the topic holds."""
+"""A valid API key gives its role, and nothing else is accepted, even if the topic has garbage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log() -> MemoryLog:
 
 
 def stored(log: MemoryLog) -> bytes:
-    """All that the keys topic holds, in one piece."""
+    """Return the complete content of the keys topic."""
     tail = log.tail(KEYS, 0)
     return b"".join((record.key or b"") + (record.value or b"") for record in tail.read(1000, 0.0))
 
@@ -142,14 +142,14 @@ def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act between the look at what is there and the writing."""
+    """Lets another process act between the check and the write."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meanwhile: Callable[[], object] | None = None
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """As ever; the first to ask is the writer, who checks its topic once."""
+        """Return the partitions. The writer asks first, once; the other acts before its answer."""
         if self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
@@ -233,7 +233,8 @@ def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one
         made.append(KeyStore(log).create("ci", "viewer")[0])
 
     log.meanwhile = replace
-    key_store.revoke("ci")  # of the key that there is when it is made
+    # The key that exists when it is revoked.
+    key_store.revoke("ci")
     keys = Keys(KeyStore(log).read().values())
     assert keys.role_of(leaked) is None
     assert keys.role_of(made[0]) is None

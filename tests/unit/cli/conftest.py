@@ -1,4 +1,4 @@
-"""The command line on a log, a board and storage in memory, and an admin service beside them."""
+"""The command line with a log, boards and storage in memory, and an admin service."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
 
-KEY = "operator"  # of the caller, by name
+KEY = "operator"  # name of the caller's key
 
 
 class Bridge(httpx2.BaseTransport):
-    """An ASGI application as the service at the other end of a synchronous client.
+    """A synchronous client's transport to an ASGI application.
 
     Args:
-        serve: Makes the application for the first request.
-        key_of: Key that is sent for one given by its name.
+        serve: Creates the application for the first request.
+        key_of: Returns the key with a given name.
     """
 
     def __init__(self, serve: Callable[[], Any], key_of: Callable[[str], str] = str) -> None:
@@ -46,13 +46,13 @@ class Bridge(httpx2.BaseTransport):
         self.runner = asyncio.Runner()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Ask the application."""
+        """Send a request to the application."""
         if self._served is None:
             self._served = self._serve()
         return self.runner.run(self._asked(request))
 
     def close(self) -> None:
-        """End the application, if it began."""
+        """Close the application, if it was started."""
         if self._served is not None:
             self._served.state.service.close()
         self._served = None
@@ -71,12 +71,12 @@ class Bridge(httpx2.BaseTransport):
 
 @dataclass
 class World:
-    """What the commands see, and how to run one."""
+    """The servers behind the commands, and a way to run a command."""
 
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the service
+    environment: Mapping[str, str] = field(default_factory=dict)  # the service's variables
     _keys: dict[str, str] = field(default_factory=dict)
 
     def run(
@@ -88,15 +88,15 @@ class World:
         key: str = KEY,
         end: httpx2.BaseTransport | None = None,
     ) -> Result:
-        """Run a command line, beside a service that is new and so reads all, and see how it ends.
+        """Run a command line against a new service, which reads all topics. Returns the result.
 
         Args:
             arguments: The command line.
-            code: Its exit status.
-            typed: Its standard input.
-            blobs: Where both keep models.
-            key: Of whoever runs it: `operator`, `viewer`, or one that is not valid.
-            end: What answers instead of the service.
+            code: Expected exit status.
+            typed: Standard input.
+            blobs: Storage of models, for the command and the service.
+            key: The caller's key: `operator`, `viewer`, or an invalid one.
+            end: Transport that answers in place of the service.
         """
         settings = {"DOLL_BLOBS": blobs, **self.environment}
         bridge = Bridge(
@@ -117,7 +117,7 @@ class World:
         return result
 
     def board(self, job: str) -> MemoryBoard:
-        """A job's notice board."""
+        """Return a job's board."""
         return MemoryBoard(self.redis, job)
 
     def write(self, topic: str, *values: bytes) -> None:
@@ -139,5 +139,5 @@ class World:
 
 @pytest.fixture
 def world() -> World:
-    """An empty one."""
+    """An empty world."""
     return World()

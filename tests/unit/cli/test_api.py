@@ -1,4 +1,4 @@
-"""What commands ask the admin service, and what they say if it does not answer as it should."""
+"""Requests of commands to the admin service, and their messages if its answer is unexpected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROVISIONED = JOB + "provisioning: {workers: 4, policy: adaptive}\n"
 
 @pytest.fixture
 def submitted(world: World) -> World:
-    """One with a job that rents its machines."""
+    """A world with a job that rents its machines."""
     world.log.create_topics([NewTopic("clinic-a", 2)])
     world.run("job", "submit", "-", typed=PROVISIONED)
     return world
@@ -166,13 +166,13 @@ def test_a_broker_that_is_away_is_unavailable(submitted: World) -> None:
 
 
 class Answers(httpx2.BaseTransport):
-    """A server that says one thing, or nothing."""
+    """A server that always gives the same answer, or none."""
 
     def __init__(self, status: int, content: bytes = b"") -> None:
         self._answer = status, content
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Say it."""
+        """Answer the request."""
         status, content = self._answer
         if not status:
             raise httpx2.ConnectError("nobody listens", request=request)

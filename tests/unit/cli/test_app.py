@@ -1,4 +1,4 @@
-"""The command as a whole: help with examples, settings from options, errors in one line."""
+"""The command as a whole: help with examples, settings from options, one-line errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMMANDS = [
 ]
 
 
-# What takes long to load, and what else no help needs.
+# Modules that are slow to import, and others that `--help` does not need.
 HEAVY = (
     *("torch", "numpy", "scipy", "matplotlib", "confluent_kafka", "redis", "boto3", "fastapi"),
     *("httpx2", "msgspec", "structlog", "rich.live", "common.jobs", "common.core"),
@@ -73,7 +73,8 @@ def paths(command: Any, *before: str) -> Iterator[str]:  # noqa: ANN401 -- typer
 def test_paragraphs_of_help_are_as_wide_as_the_terminal(world: World) -> None:
     shown = {line.strip() for line in world.run("produce", "--help").stdout.splitlines()}
     first, second, *_ = cleandoc(produce.produce.__doc__ or "").split("\n\n")
-    assert "\n" in second  # as it stands in the source
+    # The source's line breaks are kept.
+    assert "\n" in second
     assert {first, second.replace("\n", " ")} < shown
 
 
@@ -93,7 +94,8 @@ def test_no_help_loads_what_only_commands_and_services_need() -> None:
 
 
 def test_a_command_that_runs_collects_garbage(world: World) -> None:
-    gc.disable()  # as `doll` does while it imports
+    # `doll` does the same while it imports.
+    gc.disable()
     try:
         world.run("job", "list")
         assert gc.isenabled()

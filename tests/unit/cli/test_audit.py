@@ -1,4 +1,4 @@
-"""`doll audit` says which records built each version, and its exit status whether all is well."""
+"""`doll audit` lists the records of each version. Its exit status says if all is well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of the demo: its plan, its market, what it prints."""
+"""The pure parts of the demo: its plan, its market and its output."""
 
 from __future__ import annotations
 

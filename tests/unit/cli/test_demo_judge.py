@@ -1,6 +1,6 @@
-"""The end of a demo: every record produced is found again, once, or is said to be missing.
+"""The end of a demo: every produced record is found once, or reported as missing.
 
-The result of the model's test is read from the output of another process.
+Another process prints the result of the model's test, which is read from its output.
 """
 
 from __future__ import annotations

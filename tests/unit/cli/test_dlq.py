@@ -1,4 +1,4 @@
-"""`doll dlq`: letters are counted by reason, and their records are written anew, each once."""
+"""`doll dlq`: dead letters are counted by reason, and each of their records is replayed once."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ QUARANTINED = Quarantined(0, POISON, "poison: raised: KeyError")
 
 
 class MortalLog(MemoryLog):
-    """Whose transactions end with the process, after some of them."""
+    """A log whose writer dies after a fixed number of transactions."""
 
     left = 10**6
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """As a log's, but they count."""
+        """Return transactions that count."""
         super().transactions(name)
         mortal = self._names[name] = _Mortal(self, name)
         return mortal
@@ -65,7 +65,7 @@ class _Mortal(MemoryTransactions):
 
 
 def happened(world: World, records: int = 10, bad: Sequence[tuple[int, str]] = ()) -> None:
-    """A job whose stream has so many records, some of which have letters, and one poison batch."""
+    """Submit a job with this many records, some dead letters and a poison batch."""
     submitted(world)
     writer = world.log.writer()
     for number in range(records):
@@ -88,12 +88,12 @@ def topic_id(world: World) -> str:
 
 
 def quarantine(world: World, record: Quarantined = QUARANTINED, job: str = "digits") -> None:
-    """Write the letters of a quarantined batch."""
+    """Write the dead letters of a quarantined batch."""
     put(world, *encode_dead_letters(job, record, {Partition("clinic-a", 0): topic_id(world)}))
 
 
 def other_job(world: World, record: Quarantined) -> None:
-    """A second job that reads the stream and has quarantined a batch."""
+    """Submit a second job that reads the stream and has quarantined a batch."""
     world.run("job", "submit", "-", typed=JOB.replace("digits", "other"))
     world.write(topics.updates_topic("other"), *map(wire.encode_audit, (LEAD, record)))
     quarantine(world, record, "other")
@@ -114,7 +114,7 @@ def stream(world: World, topic: str = "clinic-a") -> list[LogRecord]:
 
 
 def new(world: World, topic: str = "clinic-a", old: int = 10) -> list[tuple[bytes | None, str]]:
-    """Values that were written anew, and where they first were."""
+    """Return the values of the replayed records, and their first addresses."""
     records = stream(world, topic)[old if topic == "clinic-a" else 0 :]
     return [(each.value, dict(each.headers)["replayed_from"].decode()) for each in records]
 
@@ -137,7 +137,7 @@ def test_records_of_one_reason_come_back_with_key_headers_and_their_first_addres
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
-    fail(world, 5, NO_LABEL, job="other")  # which is the same record
+    fail(world, 5, NO_LABEL, job="other")  # the same record
     options = ("dlq", "replay", "clinic-a", "--reason", "label")
 
     assert "2 records and 0 batches" not in world.run(*options).stdout
@@ -191,7 +191,8 @@ def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(wor
     assert output.endswith("1 had been before, and failed again: --again writes those, too\n")
     assert new(world) == []
     world.run("dlq", "replay", "other", "--all", "--to", "clinic-a", "--again")
-    assert new(world) == [(b"r3", ADDRESS.format(3))]  # the first address, however often
+    # The first address, not a replay's.
+    assert new(world) == [(b"r3", ADDRESS.format(3))]
 
 
 def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_whole_of_it(
@@ -210,7 +211,8 @@ def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_w
     assert [(each.value, each.key) for each in stream_from(world, 10)] == [
         (b"r3", None),
         (b"r4", None),
-        (b"not r8", None),  # another record stands there since Kafka lost some
+        # Kafka lost records: another one has its offset.
+        (b"not r8", None),
     ]
 
 
@@ -263,12 +265,12 @@ def test_a_replay_that_died_once_its_quarantine_was_final_goes_on(command: tuple
 
 
 class BusyLog(MemoryLog):
-    """Another command ends right before one takes the name for itself."""
+    """A log in which another command ends just before one takes the name for itself."""
 
     other: Callable[[], object] | None = None
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """As ever, but the other first."""
+        """Return transactions, after the other command has run."""
         if self.other is not None:
             act, self.other = self.other, None
             act()
@@ -445,7 +447,7 @@ def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replay
         for record in stream(world, "clinic-a.dlq"):
             if newest[record.key] != record.offset:
                 world.log.punch(Partition("clinic-a.dlq", 0), record.offset)
-        fail(world, 3)  # by a new leader
+        fail(world, 3)  # a new leader
 
     shown = {
         (job, *map(int, line.split()[1:4]))

@@ -1,4 +1,4 @@
-"""`doll job`: what is posted, asked for and shown."""
+"""`doll job`: its requests and its output."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def update(epoch: int, version: int) -> UpdateApplied:
 
 
 def claimed(world: World, *versions: int, skipped: int = 0) -> None:
-    """Workers hold the batches that updates are made of."""
+    """Report that workers hold the batches of updates."""
     for batch in map(made, versions):
         start = batch.address[0].start
         left_out = tuple(Skipped("clinic-a", 0, start + n, "torn") for n in range(skipped))
@@ -304,7 +304,8 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
 
     def looked(service: Api, job: str) -> Picture:
         if seen and seen[-1].updates:
-            raise KeyboardInterrupt  # whoever watches has seen what came meanwhile
+            # The command has shown all changes before this one.
+            raise KeyboardInterrupt
         if len(seen) == 1:
             claimed(world, 1)
             made = Lead(-1, GENESIS, "c", 0), update(0, 1)
@@ -353,14 +354,15 @@ def test_watch_and_list_show_what_expired(world: World) -> None:
     claimed(world, 1)
     world.log.expire(Partition("clinic-a", 0), 4)
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "lag 3 " in shown  # the batch of two, and the one that nobody has claimed
+    # A batch of two, and one unclaimed record.
+    assert "lag 3 " in shown
     assert "records expired 2 " in shown
     head, line, *_ = world.run("job", "list").stdout.splitlines()
     assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]
 
 
 def lost_after_training(world: World) -> None:
-    """Train clinic-a[0] up to 4, and open it at 3: its log was cut there, and the job resumed."""
+    """Train clinic-a[0] up to 4, then resume at 3, because its log was cut there."""
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
     records = (Lead(-1, GENESIS, "c", 0), update(0, 1), update(0, 2))

@@ -1,4 +1,4 @@
-"""A process that ends is restarted with a growing pause. An essential one may be given up."""
+"""An ended process is restarted after growing pauses. An essential one may be given up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Guest:
         """See `Kept`.
 
         Raises:
-            Exception: The one that the test says.
+            Exception: The test's exception.
         """
         if self.refusal is not None:
             raise self.refusal

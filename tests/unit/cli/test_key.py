@@ -1,4 +1,4 @@
-"""`doll key`: a key is shown once, to whoever made it, and never again."""
+"""`doll key`: a key is shown once to its creator and never again."""
 
 from __future__ import annotations
 

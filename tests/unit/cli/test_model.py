@@ -1,4 +1,4 @@
-"""`doll model pull` takes out weights that count by the audit, from wherever they are kept."""
+"""`doll model pull` writes weights that count by the audit, from every kind of storage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPEC = parse_job(JOB)
 def saved(
     by: int, made: ModelId, updates_position: int, filled_with: float, *losses: float
 ) -> SnapshotFile:
-    """A snapshot whose weights are all one number, to tell it apart."""
+    """Return a snapshot in which all weights are the same number, to identify it."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.full_like(flat.vector, filled_with)
     trainer = Trainer(weights, len(weights), optimizer_of(SPEC), layout=flat.layout)
@@ -68,7 +68,7 @@ def pulled(world: World, path: Path, *options: str) -> float:
 
 @pytest.fixture
 def led(world: World) -> World:
-    """One leader made versions 1 and 2; a second took over from version 1 and made none yet."""
+    """A job with versions 1 and 2 of a leader. A second one took over from 1 and made none."""
     submitted(world)
     records = (
         LEAD,
@@ -82,7 +82,8 @@ def led(world: World) -> World:
 
 def test_the_newest_that_counts_is_taken_from_a_checkpoint(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # taken back by the second leader
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0))
     assert pulled(led, tmp_path) == 1.0
 
 
@@ -99,9 +100,10 @@ def test_a_version_can_be_asked_for(led: World, tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Path) -> None:
-    keep(led, saved(0, GENESIS, 1, 0.5))  # made no update yet: it has no loss
+    keep(led, saved(0, GENESIS, 1, 0.5))  # no update yet, so no loss
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.1))  # taken back by the second leader
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.1))
     keep(led, saved(3, ModelId(3, 2), 5, 3.0, 0.6))
     led.write("doll.digits.updates", encode_audit(update(2, batch(1, 2, 4), epoch=3)))
     assert pulled(led, tmp_path) == 3.0
@@ -197,14 +199,15 @@ def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: Wo
 def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> None:
     assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # taken back by the second leader
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0))
     led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
     _, *rows = led.run("model", "list", "digits").stdout.splitlines()
     assert [row.split()[:3] for row in rows] == [["1", "0", "-"], ["1", "0", "0.4000"]]
     assert "checkpoint" in rows[1]
 
 
-# What is in the file is tested in learning/test_export.py; it loads a compiler twice.
+# The file's content is tested in learning/test_export.py. This test loads a compiler twice.
 @once_changed("common/jobs/export", "common/learning/", "services/cli/commands/model")
 def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))

@@ -1,4 +1,4 @@
-"""Every command says soon that its server is not there, and where it looked."""
+"""Every command soon reports that its server is not reachable, and at which address."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _Nobody(httpx2.BaseTransport):
 
 
 class _Guarded(MemoryLog):
-    """A Kafka in which the caller may not see the jobs topic."""
+    """Kafka that hides the jobs topic from the caller, who has no right to it."""
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         if topic == JOBS:

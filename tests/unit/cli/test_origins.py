@@ -1,4 +1,4 @@
-"""`doll job submit --from`: what fits is copied, what does not is refused, and why."""
+"""`doll job submit --from` copies matching parts, and refuses others with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEXT = JOB.replace("name: digits", "name: next")
 
 @pytest.fixture
 def led(world: World) -> World:
-    """Versions 1, 2 and 3 of digits; a second leader took the third back. Of each a checkpoint."""
+    """Versions 1, 2 and 3 of digits with checkpoints. A second leader rolled version 3 back."""
     submitted(world)
     made = (update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4)), update(3, batch(2, 4, 6)))
     records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2", 4))
@@ -63,7 +63,7 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
     assert origin == {"job": "digits", "epoch": 0, "version": version, "sha256": sha256}
     assert blob == f"next/origin/{sha256}.safetensors"
     trainer = trainer_of(parse_job(NEXT), ())()
-    trainer.restore(data)  # it is a snapshot of the new job
+    trainer.restore(data)  # a snapshot of the new job
     assert set(np.frombuffer(trainer.weights(), np.float32)) == {float(version)}
     assert shown(led, "next")["reason"] == f"submitted, begins with digits@{version}"
 

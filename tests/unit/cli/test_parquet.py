@@ -1,4 +1,4 @@
-"""`doll produce` of Parquet: rows as JSON objects in order, each once, from files and from S3."""
+"""`doll produce` of Parquet sends each row once, in order, as JSON, from files and from S3."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TO = ("--topic", "a", "--create-partitions", "2")
 
 
 def write(folder: Path, name: str, first: int, count: int, groups: int = 7) -> None:
-    """A file of so many rows, in small row groups."""
+    """Write a file of this many rows, in small row groups."""
     ids = list(range(first, first + count))
     table = pa.table({"id": ids, "site": [f"s{each}" for each in ids], "cost": [None, *ids[1:]]})
     pq.write_table(table, folder / name, row_group_size=groups)
@@ -38,7 +38,7 @@ def write(folder: Path, name: str, first: int, count: int, groups: int = 7) -> N
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """30 rows in two files, by name."""
+    """Write 30 rows into two files."""
     folder = tmp_path / "history"
     (folder / "day=2").mkdir(parents=True)
     write(folder, "day=1.parquet", 0, 20)
@@ -89,12 +89,12 @@ def test_some_rows_and_columns_now_and_the_others_later(world: World, history: P
 
 
 class MortalLog(MemoryLog):
-    """Whose transactions end with the process, after some of them."""
+    """A log whose writer dies after a fixed number of transactions."""
 
     left = 2
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """As a log's, but they count."""
+        """Return transactions that count."""
         log = self
 
         class Mortal(MemoryTransactions):

@@ -1,4 +1,4 @@
-"""`doll plan` answers with a plan for people and scripts, and names the option that is wrong."""
+"""`doll plan` prints a plan for people and scripts, and names wrong options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PAPER_REQUEST = PlanRequest.model_validate(
 
 
 def options(*without: str, **changed: object) -> list[str]:
-    """The paper's command line, with some options changed or left out."""
+    """Return the paper's command line, with some options changed or omitted."""
     named = {f"--{name.replace('_', '-')}": str(value) for name, value in changed.items()}
     merged = {name: value for name, value in PAPER.items() if name not in without} | named
     return [word for option in merged.items() for word in option]
@@ -120,7 +120,8 @@ def test_a_probability_asks_for_fewer_spot_workers_and_is_reported(world: World)
     assert found["spot"] < 30
     assert 0.95 <= found["deadline_probability"] <= 1
     longer = planned(world, *options(probability=0.95, cycle=4000))
-    assert longer["spot"] < found["spot"]  # fewer, longer outages vary more
+    # Fewer, longer outages vary more.
+    assert longer["spot"] < found["spot"]
 
 
 def test_a_given_number_of_spot_workers_is_judged(world: World) -> None:
@@ -289,7 +290,7 @@ UNSAID = ("--availability", "--spot-price", "--on-demand-price")
 
 @pytest.fixture(name="market_file")
 def two_pools(tmp_path: Path) -> Path:
-    """The paper's pool, and one of 20 machines at $0.10 and $0.14 in turn."""
+    """Write a market with the paper's pool, and one of 20 machines at $0.10 and $0.14 in turn."""
     (tmp_path / "prices.csv").write_text("seconds,usd\n0,0.10\n300,0.14\n600,0.10\n900,0.14\n")
     path = tmp_path / "market.yaml"
     path.write_text(MARKET)
@@ -306,7 +307,7 @@ def test_a_market_file_is_planned_pool_by_pool_and_the_cheapest_is_the_plan(
     alone = planned(world, *options())
     assert (east["name"], east["spot"]) == ("east", alone["spot"])
     assert east["expected_cost_usd"] == pytest.approx(alone["expected_cost_usd"])
-    # EC2 charges nothing for machines that it interrupts in their first hour: 900 s on average.
+    # EC2 does not charge for machines that it interrupts in their first hour: 900 s on average.
     assert west["expected_cost_usd"] < east["expected_cost_usd"]
     shown = world.run("plan", *options(*UNSAID, market=market_file)).stdout
     assert re.search(r"^ *east +0.158 +90.00 % +1,000 s +30 ", shown, re.MULTILINE)
@@ -383,7 +384,7 @@ def test_bids_for_a_backlog_are_reported_with_what_past_prices_say_of_them(
     found = planned(world, *line)
     (bid,) = found["bids"]
     assert (bid["pool"], bid["machines"], found["spot"], found["on_demand"]) == ("old", 20, 20, 0)
-    # An update takes 20 machines one gradient; of what may be refunded nothing is expected to be.
+    # An update takes 20 machines one gradient. The plan expects no refund.
     assert found["expected_runtime_s"] == pytest.approx(2000)
     share = 1 - found["expected_cost_usd"] / (20 * 0.1 * 2000 / 3600)
     assert share == pytest.approx(1 / 3 if bid["at_most_usd_per_hour"] < 0.2 else 0, abs=0.02)

@@ -1,4 +1,4 @@
-"""`doll produce` puts a data set into a topic, as many records and in the shape that were asked."""
+"""`doll produce` writes a data set into a topic: the requested number of records, in its shape."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_asking_for_more_records_than_there_are_is_reported(world: World) -> Non
 
 
 class InterruptedWriter(MemoryWriter):
-    """Somebody presses Ctrl-C once so many records are written."""
+    """Raises KeyboardInterrupt after a fixed number of records, as Ctrl-C does."""
 
     left = 1100
 
     def append(self, *record: Any, **options: Any) -> None:  # noqa: ANN401 -- as the port has them
-        """As ever, so many times."""
+        """Append a record, or raise KeyboardInterrupt."""
         self.left -= 1
         if self.left == -1:
             raise KeyboardInterrupt
@@ -66,10 +66,10 @@ class InterruptedWriter(MemoryWriter):
 
 
 class InterruptedLog(MemoryLog):
-    """Kafka, as such a person writes to it."""
+    """A log that returns interrupted writers."""
 
     def writer(self, **_: object) -> MemoryWriter:
-        """As ever."""
+        """Return an interrupted writer."""
         return InterruptedWriter(self)
 
 
@@ -221,7 +221,8 @@ def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "sent"),
     [
-        (("--create-partitions", "1"), None),  # 600 records of 10 KB, and it keeps 5 MB
+        # 600 records of 10 KB; it retains 5 MB.
+        (("--create-partitions", "1"), None),
         (("--create-partitions", "2"), [300, 300]),
         (("--create-partitions", "1", "--records", "400"), [400]),
         (("--create-partitions", "4", "--repeat"), None),  # endless
@@ -243,6 +244,6 @@ def test_what_the_built_in_kafka_would_drop_is_refused_before_anything_is_sent(
     assert ("do not fit into the built-in Kafka, which keeps 5 MB" in output) == (sent is None)
     ends = [world.log.bounds(place).end for place in world.log.partitions("a")]
     assert ends == (sent or [0] * len(ends))
-    if sent:  # what is there already takes its part
+    if sent:  # existing records count as sent
         world.run(*command, code=exits.REFUSED)
         assert [world.log.bounds(place).end for place in world.log.partitions("a")] == sent

@@ -1,6 +1,6 @@
 """Sending at a pace: late records are caught up, a full backlog holds back, nothing is lost.
 
-A schedule keeps its rate, whatever the moments at which it is asked.
+A schedule keeps its rate, no matter when it is polled.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
         writer.append("clinic-a", b"of somebody else")
     writer.flush(1.0)
     backlog = BacklogLimit(log, board, "clinic-a", limit=10)
-    assert backlog.room(0) == 6  # nobody leads yet: everything that is retained waits
+    # There is no leader yet, so all retained records count as backlog.
+    assert backlog.room(0) == 6
     assert backlog.room(5) == 1  # five of ours are on their way
     board.put_leader_status(leader_status(settled=3))
     assert backlog.room(5) == 4
@@ -129,7 +130,7 @@ class SmallWriter(MemoryWriter):
         """Append a record.
 
         Raises:
-            UnavailableError: If one waits.
+            UnavailableError: If a record waits already.
         """
         if self._queue:
             raise UnavailableError("the queue is full")

@@ -1,4 +1,4 @@
-"""docs/reference has job file, settings and commands as they are in the code."""
+"""docs/reference shows job file, settings and commands as the code defines them."""
 
 from __future__ import annotations
 

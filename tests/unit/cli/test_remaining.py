@@ -1,4 +1,4 @@
-"""What a running job says of its work: what is left to do, and the rates that its batches show."""
+"""Estimates of a running job's remaining work, and the rates of its batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ on_preemption: hold
 
 
 def claim(worker: str, topic: str, start: int, *, at_s: float, rate: float = 5.0) -> bytes:
-    """Ten records, one every 1 / rate seconds from `at_s` on."""
+    """Return batches of ten records, one every 1 / rate seconds from `at_s` on."""
     span = Span(topic, 0, start, start + 10)
     return encode_claim(
         BatchReady(WorkerId(worker), (span,), 10, (), 1000 + at_s, 1000 + at_s + 9 / rate)
@@ -59,7 +59,7 @@ def submitted(world: World, job: str = JOB) -> None:
 
 
 def running(world: World, job: str = JOB) -> None:
-    """Stream a gives 5 records/s to w1, stream b 20 to w2; 3 of 100 updates are made."""
+    """A job: stream a gives 5 records/s to w1, stream b 20 to w2, and 3 of 100 updates are made."""
     submitted(world, job)
     for n in range(20):
         world.write(
@@ -158,7 +158,7 @@ def test_only_the_newest_indicators_are_read_where_there_are_many(world: World) 
 
 
 def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
-    """w1 takes stream a until 20 s, w3 takes it over: its rate is that of the stream.
+    """Worker w1 reads stream a until 20 s, then w3: the rate is that of the stream.
 
     a  | w1 w1 w1 w1 w1 w1 w1 w1 w1 w1 | w3 w3 w3 ...
     """
@@ -173,7 +173,7 @@ def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
         )
         for n in range(20)
     ]
-    found = rates_of([*claims, None, claims[3], claims[19]])  # what was claimed before is not new
+    found = rates_of([*claims, None, claims[3], claims[19]])  # earlier claims are not new
     assert found is not None
     assert found.workers == ("w3",)
     assert found.rates_per_s == pytest.approx([5.0], rel=0.02)
@@ -181,7 +181,7 @@ def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
 
 @given(seed=st.integers(0, 10_000), split=st.booleans())
 def test_rates_are_found_in_poisson_arrivals(seed: int, *, split: bool) -> None:
-    """Two streams of one worker at 30 and 70 records/s, cut together or apart into batches."""
+    """A worker reads two streams at 30 and 70 records/s, in joint or in separate batches."""
     rng = np.random.default_rng(seed)
     arrivals = {p: np.cumsum(rng.exponential(1 / rate, 2000)) for p, rate in ((0, 30), (1, 70))}
     claims = []

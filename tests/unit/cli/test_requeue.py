@@ -1,4 +1,4 @@
-"""`doll job requeue` and `doll job replay`: what counts is what is read back."""
+"""`doll job requeue` and `doll job replay`: a batch counts if the audit read back says so."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUARANTINE = (
 
 
 def happened(world: World, *audit: AuditRecord) -> None:
-    """A job whose stream has ten records, and this audit."""
+    """Create a job with ten records in its stream, and this audit."""
     submitted(world)
     writer = world.log.writer()
     for number in range(10):
@@ -62,7 +62,7 @@ def happened(world: World, *audit: AuditRecord) -> None:
 
 
 def written(world: World) -> list[AuditRecord]:
-    """The audit as it stands."""
+    """Return the current audit."""
     records = world.log.tail(Partition(UPDATES, 0), 0).read(100, 0.0)
     return [wire.decode_audit(record.value or b"") for record in records]
 
@@ -213,7 +213,8 @@ def test_second_caller_gets_an_error_and_does_nothing(command: str, first: Audit
 
 
 def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: World) -> None:
-    late = Lead(7, GENESIS, "c3", 8)  # another one leads: it does not count
+    # Another leader: it does not count.
+    late = Lead(7, GENESIS, "c3", 8)
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
     happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2", 6))
     lines = world.run("job", "logs", "digits").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""`doll simulate` runs an experiment under one policy or several and tells what came of it."""
+"""`doll simulate` runs an experiment under one or several policies, and prints the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.unit.cli.conftest import World
 
-# A shell lets what it starts in the background ignore SIGINT.
+# A shell makes its background processes ignore SIGINT.
 INTERRUPTIBLE = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,7 +52,7 @@ spot: [{usd_per_hour: 0.158, availability: 0.8, cycle_s: 20}]
 def run(
     cost_usd: float, runtime_s: float, *, finished: bool = True, deadline_s: float = 6720.0
 ) -> SimulatedRun:
-    """Half of the money and of the time on spot, against 10 dollars on demand only."""
+    """Half of the money and the time on spot, compared with 10 dollars on demand."""
     pools = (
         PoolUse("on-demand", cost_usd / 2, runtime_s, 1, 0),
         PoolUse("spot", cost_usd / 2, runtime_s, 3, 2),
@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> str:
 
 
 def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]]) -> str:
-    """What is printed, with single spaces."""
+    """Return the printed text, with single spaces."""
     from rich.console import Console  # noqa: PLC0415 -- only here
 
     console = Console(width=200, record=True, quiet=True)
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_simulation_and_its_process(file: str) -> None:
     with subprocess.Popen(line, stderr=pipe, stdout=pipe, start_new_session=True) as command:  # noqa: S603 -- our own command line
         while not (children := psutil.Process(command.pid).children()):
             time.sleep(0.01)
-        os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(command.pid, signal.SIGINT)  # a terminal does the same
         said = b"".join(command.communicate())
     assert command.returncode == 128 + signal.SIGINT
     assert b"Traceback" not in said

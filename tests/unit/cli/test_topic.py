@@ -1,4 +1,4 @@
-"""`doll topic describe` proposes blocks of a job file that read the records it has looked at."""
+"""`doll topic describe` proposes job file blocks that read the sampled records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
 
 
 def described(world: World, *values: bytes | None, label: str = "") -> tuple[JobSpec, str]:
-    """The job that is proposed for these records, and what is told beside it."""
+    """Return the job that is proposed for these records, and the messages beside it."""
     world.log.create_topics([NewTopic("s", 2)])
     writer = world.log.writer()
     for number, value in enumerate(values):
@@ -82,7 +82,8 @@ def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> N
         "inputs": ("numbers", "geo.country", "opened", "rate", "taps"),
     }
     found = codec_of(spec.records).decode([envelope(61)]).records
-    assert abs(found["opened"][0]) < 10_000_000  # a float32 tells its seconds apart
+    # One second is more than a float32's precision.
+    assert abs(found["opened"][0]) < 10_000_000
 
 
 @pytest.mark.parametrize(

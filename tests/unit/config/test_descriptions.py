@@ -1,4 +1,4 @@
-"""Docstrings of a model's fields are its descriptions, in the JSON schema too."""
+"""Docstrings of a model's fields become its descriptions, in the JSON schema, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings come from the environment once, and go back into it for children."""
+"""Settings are read from the environment once, and written back for child processes."""
 
 from __future__ import annotations
 
@@ -328,12 +328,14 @@ def test_passwords_are_not_shown() -> None:
 
 
 def all_text(error: BaseException) -> str:
-    """What a traceback may show of an error: of it and of what it came from."""
+    """Return all text of an error and its causes that a traceback may show."""
     return "".join(traceback.format_exception(error))
 
 
-SIGN = "¤"  # between the letters of a secret; nobody else uses it
-HOLD_SECRETS = {  # where a password is, or ends up by mistake
+# Stands between the letters of a secret.
+SIGN = "¤"
+# Settings that hold a password, or may do so by mistake.
+HOLD_SECRETS = {
     "DOLL_REDIS": "rediss://u:{}@r",
     "DOLL_REDIS_PASSWORD": "{}",
     "DOLL_REDIS_PASSWORD_FILE": "{}",

@@ -1,4 +1,4 @@
-"""As much of AWS's access management as our policies use: whether a request is let through."""
+"""The part of AWS's access management that our policies use: is a request allowed?"""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-Value = str | tuple[str, ...] | None  # of a condition's key; None: the request has none
+# Value of a condition's key. None: the request lacks the key.
+Value = str | tuple[str, ...] | None
 
 
 class Request(NamedTuple):
-    """One question to access management; a call asks several, one for each kind of resource."""
+    """A request to access management. A call makes several, one for each kind of resource."""
 
     action: str
     resource: str
@@ -24,13 +25,13 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy that only allows."""
+    """A policy with only Allow statements."""
 
     statements: tuple[dict[str, Any], ...]
     used: set[tuple[int, str, str]] = field(default_factory=set)  # statement, action, resource
 
     def allows(self, request: Request) -> bool:
-        """Whether any statement does; it is noted which."""
+        """Return True if a statement allows the request. Records which one."""
         found = False
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
@@ -45,7 +46,7 @@ class Policy:
         return found
 
     def grants(self) -> Iterator[tuple[int, str, str]]:
-        """All that it allows, as it is in `used` once it was."""
+        """Return everything that it allows, in the form of `used`."""
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
                 for resource in listed(statement["Resource"]):
@@ -53,7 +54,7 @@ class Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy, and hold it to the form."""
+    """Read a policy, and check its form."""
     document = json.loads(path.read_text())
     assert set(document) == {"Version", "Statement"}
     assert document["Version"] == "2012-10-17"
@@ -68,7 +69,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def listed(value: str | list[str]) -> list[str]:
-    """One or several, as AWS writes them."""
+    """Return one or several values as AWS writes them."""
     return [value] if isinstance(value, str) else value
 
 
@@ -94,7 +95,7 @@ def _like_if_there(value: Value, patterns: Sequence[str]) -> bool:
 
 _OPERATORS: Mapping[str, Callable[[Value, Sequence[str]], bool]] = {
     "StringEquals": _equal,
-    "ArnEquals": _like,  # which takes patterns too
+    "ArnEquals": _like,  # AWS accepts patterns here, too
     "Null": _missing,
     "ForAllValues:StringLike": _all_like,
     "StringLikeIfExists": _like_if_there,

@@ -1,4 +1,4 @@
-"""Reads from PromQL what declarations can judge: names, labels, kinds. Syntax is promtool's."""
+"""Checks names, labels and kinds in PromQL against the declared metrics. promtool checks syntax."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from common.telemetry.metrics.__main__ import sections
 if TYPE_CHECKING:
     from common.telemetry.metrics.__main__ import Declared
 
-_PARTS = ("_bucket", "_sum", "_count")  # of a histogram
+# Suffixes of a histogram's metrics.
+_PARTS = ("_bucket", "_sum", "_count")
 _OWN = frozenset({"instance", "job"})  # labels that Prometheus adds
-_FOREIGN = {"up": frozenset[str]()}  # metrics that are Prometheus's own
+_FOREIGN = {"up": frozenset[str]()}  # metrics of Prometheus itself
 _WORDS = frozenset(
     {
         *("and", "bool", "by", "group_left", "group_right", "ignoring", "offset", "on", "or"),
@@ -23,12 +24,12 @@ _WORDS = frozenset(
 _OF_COUNTERS = ("increase", "rate")
 _OF_GAUGES = ("changes", "deriv")
 _KNOWN = {metric.name: metric for metrics in sections().values() for metric in metrics}
-# Counters that are asked for as they are: amounts since the job began.
+# Counters whose value itself is of interest: totals since the job began.
 _AMOUNTS = frozenset({"doll_spent_usd_total"})
 
 
 def faults(expression: str) -> list[str]:
-    """What in a query is not as its service declares it; empty if all is."""
+    """Return what in a query contradicts the declarations of the metrics. Empty if nothing does."""
     found = list[str]()
     bare = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
@@ -50,13 +51,13 @@ def faults(expression: str) -> list[str]:
 
 
 def grouped(expression: str) -> set[str]:
-    """The labels that its outermost aggregation keeps; several of one expression keep the same."""
+    """Return the labels that the outermost aggregation keeps. All parts must keep the same."""
     kept, _ = _aggregations(expression)[0]
     return set(kept)
 
 
 def names(expression: str) -> set[str]:
-    """The metrics that it asks for."""
+    """Return the metrics in a query."""
     return {name for name, _ in _selectors(re.sub(r"\[[^\]]*\]", "", expression))}
 
 
@@ -84,7 +85,7 @@ def _labels(name: str) -> set[str]:
 
 
 def _misused(name: str, expression: str) -> list[str]:
-    """Counters grow: only how fast says something. Gauges fall too, so they have no rate."""
+    """Counters grow, so only their rate is of interest. Gauges also fall, so they have no rate."""
     metric = _base(name)
     if metric is None:
         return []
@@ -100,7 +101,7 @@ def _misused(name: str, expression: str) -> list[str]:
 
 
 def _selectors(expression: str) -> list[tuple[str, str]]:
-    """Names of metrics, each with what stands in its braces."""
+    """Yield names of metrics, each with the text in its braces."""
     without = re.sub(
         r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", r"\1", expression
     )
@@ -117,7 +118,7 @@ def _selectors(expression: str) -> list[tuple[str, str]]:
 
 
 def _aggregations(expression: str) -> list[tuple[list[str], str]]:
-    """The labels of each `by`, and what is aggregated."""
+    """Yield the labels of each `by`, and the aggregated expression."""
     found = list[tuple[list[str], str]]()
     for match in re.finditer(r"\bby\s*\(([^)]*)\)\s*\(", expression):
         depth, end = 1, match.end()

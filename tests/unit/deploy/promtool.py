@@ -1,4 +1,4 @@
-"""Prometheus's own judge of rules, where it is installed."""
+"""Prometheus's own checker of rules, if it is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def promtool(*arguments: str, folder: Path) -> str:
-    """What it complains of; empty if nothing. Skips where there is none."""
+    """Return the complaints, empty without any. Skips the test without promtool."""
     program = shutil.which("promtool")
     if program is None:
         lacking("there is no promtool: install Debian's prometheus")

@@ -1,8 +1,8 @@
-"""Renders the chart with the real helm, where it can be had.
+"""Renders the chart with the real helm, if it is installed.
 
-It is looked for in `.tools`, where `make .tools/helm` puts a pinned version, and then in PATH.
-Without it tests are skipped; where TEST_REQUIRE_SERVERS=1 and Go is there, they fail, but for
-TEST_WITHOUT_HELM=1: CI says so where nothing changed that they look at.
+`make .tools/helm` puts a pinned version into `.tools`, which precedes PATH. Without helm, tests are
+skipped. With TEST_REQUIRE_SERVERS=1 and an installed Go they fail instead, unless
+TEST_WITHOUT_HELM=1: CI sets that if none of the files that they test has changed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ CHART = ROOT / "deploy/helm/doll"
 MARKET = ROOT / "deploy/ec2/market.yaml"
 FILES = sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml"))
 
-Manifest = dict[str, Any]  # of Kubernetes: its schemas say what is in it, and are asked
+# A manifest of Kubernetes. Its schemas validate it.
+Manifest = dict[str, Any]
 
 
 @cache
 def made(*names: str) -> tuple[Manifest, ...]:
-    """All objects of the chart, with some of its files of values; with none as it comes."""
+    """Return all objects of the chart, with some of its values files. Without any: the default."""
     options = [option for name in names for option in ("-f", str(CHART / f"values-{name}.yaml"))]
     if "ec2" in names:
         options += ["--set-file", f"provisioner.market={MARKET}"]
@@ -35,14 +36,14 @@ def made(*names: str) -> tuple[Manifest, ...]:
 
 
 def chart(*options: str, path: Path = CHART) -> tuple[Manifest, ...]:
-    """All objects of the chart, with options of `helm template`."""
+    """Return all objects of the chart, with options of `helm template`."""
     where = (str(path), "--namespace", "doll", "--kube-version", "1.37")
     rendered = helm("template", "doll", *where, *options).stdout
     return tuple(each for each in yaml.safe_load_all(rendered) if each)
 
 
 def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
-    """What helm says; skips, or fails, where it is not."""
+    """Return helm's output. Skips or fails the test if helm is missing."""
     program = shutil.which(
         "helm", path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"
     )
@@ -60,16 +61,16 @@ def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[
 
 
 def of_kind(objects: tuple[Manifest, ...], *kinds: str) -> list[Manifest]:
-    """Those of some kinds."""
+    """Return the objects of some kinds."""
     return [each for each in objects if each["kind"] in kinds]
 
 
 def pods(objects: tuple[Manifest, ...]) -> dict[str, Manifest]:
-    """The template of each workload's pods, by the workload's name."""
+    """Return the pod template of each workload, by the workload's name."""
     workloads = of_kind(objects, "Deployment", "StatefulSet")
     return {each["metadata"]["name"]: each["spec"]["template"] for each in workloads}
 
 
 def name_of(each: Manifest) -> str:
-    """Kind and name."""
+    """Return kind and name."""
     return f"{each['kind']}/{each['metadata']['name']}"

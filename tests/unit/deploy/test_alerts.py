@@ -1,4 +1,4 @@
-"""Every alert asks for what there is, fires when it should, and says what to do."""
+"""Every alert uses existing metrics, fires when it should, and says what to do."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_it_is_tried_when_each_alert_fires() -> None:
     assert untried == []
 
 
-# It takes Prometheus seconds.
+# Prometheus needs seconds for it.
 @once_changed("deploy/prometheus/", "tests/unit/deploy/test_alerts.py")
 def test_every_alert_fires_when_it_should_and_not_before() -> None:
     assert promtool("test", "rules", "alerts_test.yml", folder=FOLDER) == ""

@@ -1,4 +1,4 @@
-"""Whoever asks a command what it is for is told, with an example."""
+"""The help of each command explains its purpose, with an example."""
 
 from __future__ import annotations
 

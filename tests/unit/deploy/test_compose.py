@@ -1,4 +1,4 @@
-"""docker-compose.yml says what it must, of every service, and nothing that it must not."""
+"""docker-compose.yml has what each service needs, and nothing that it must not have."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tests.unit.deploy.promtool import promtool
 
 SERVICES = compose.services()
 NAMES = sorted(SERVICES)
-ONCE = {"s3-bucket"}  # ends when it has done its work: nothing is left to ask how it is
+# Containers that end when their work is done, so that they need no health check.
+ONCE = {"s3-bucket"}
 WRITES_BESIDE_ITS_PROGRAMS = {"kafka"}
-# Known to one of the two readers of the file alone.
+# Only one of the file's two readers knows these keys.
 FORBIDDEN = {
     *("attach", "annotations", "cgroup", "develop", "dockerfile_inline", "env_file", "extends"),
     *("gpus", "include", "models", "post_start", "pre_stop", "provider", "start_interval"),
@@ -31,7 +32,7 @@ PROMETHEUS = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_tex
 
 
 def seconds(text: str) -> int:
-    """A duration of Compose."""
+    """Return the seconds of a duration in Compose's notation."""
     assert text.endswith("s"), text
     return int(text[:-1])
 
@@ -56,7 +57,8 @@ def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
     assert "privileged" not in service
-    assert "container_name" not in service  # or there could be one of it only
+    # A name would allow one container only.
+    assert "container_name" not in service
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ONCE))
@@ -82,7 +84,7 @@ def test_whatever_is_mounted_is_in_the_repository_and_cannot_be_written(name: st
 
 
 def tracked(path: str) -> list[str]:
-    """The files that git knows there."""
+    """Return the files of a path that git knows."""
     done = subprocess.run(  # noqa: S603 -- our own path
         ["git", "ls-files", "--", path],  # noqa: S607 -- whichever git there is
         cwd=ROOT,
@@ -239,7 +241,7 @@ def test_what_the_environment_says_is_in_the_file() -> None:
     assert "$(cat $REDIS_PASSWORD_FILE)" in changed["redis"]["healthcheck"]["test"][1]
 
 
-# --- who looks -----------------------------------------------------------------------------------
+# --- monitoring ----------------------------------------------------------------------------------
 
 
 def test_prometheus_scrapes_all_of_ours_wherever_their_containers_are() -> None:

@@ -1,4 +1,4 @@
-"""docker-compose 1.29, as Debian packages it, and its own schema take docker-compose.yml."""
+"""docker-compose 1.29, as Debian packages it, and its own schema accept docker-compose.yml."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = "import compose.config; print(compose.config.__path__[0])"
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    """The old Compose; a new one by its name is another program, and no Python."""
+    """Return the old Compose, a Python program. A newer one of this name does not count."""
     found = shutil.which("docker-compose")
     if found is None or not said(found, "version", "--short").startswith(OLD):
         lacking(MISSING)
@@ -32,7 +32,7 @@ def program() -> str:
 
 
 def said(*command: str) -> str:
-    """What a program answers, which must be no complaint."""
+    """Return the answer of a program, which must succeed."""
     done = subprocess.run(  # noqa: S603 -- our own arguments, no shell
         command,
         cwd=ROOT,
@@ -71,7 +71,7 @@ def test_the_schema_of_docker_compose_takes_the_file(program: str) -> None:
     folder = Path(said(*interpreter, "-c", SCHEMA).strip())
     schema: dict[str, Any] = json.loads((folder / "compose_spec.json").read_text())
     document = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    # It types numbers that are variables still: what they become is of the type.
+    # The schema requires numbers where the file has variables. Their values are numbers.
     document["services"] = {
         name: {**service, "deploy": _numbered(service["deploy"])}
         for name, service in services().items()

@@ -1,4 +1,4 @@
-"""The scripts of docker-compose.yml: secrets that only their owner finds, servers that get them."""
+"""The scripts of docker-compose.yml: only the owner can read secrets, and servers get them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_secrets(folder: Path) -> dict[str, str]:
-    """What is in the files."""
+    """Return the contents of the files."""
     done = run(str(SCRIPTS / "make-secrets"), str(folder))
     assert done.returncode == 0, done.stderr
     found = {path.name: path.read_text() for path in folder.iterdir()}

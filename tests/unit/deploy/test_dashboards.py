@@ -1,4 +1,4 @@
-"""The dashboards ask for what there is, and every panel says what it shows."""
+"""The dashboards query existing metrics, and every panel has a description."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboar
         for query in panel.queries:
             shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
             assert shown <= grouped(query.expression), f"{panel.title}: {query.legend}"
-            # else several lines have one name
+            # Otherwise several lines would have the same name.
             assert grouped(query.expression) - {"job_name", "le"} <= shown, panel.title
 
 

@@ -1,4 +1,4 @@
-"""What can be seen of the images without building them: pinned, one user, no secrets, small."""
+"""Properties of the images that need no build: pinned, one user, no secrets, small."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_target(target: str, word: str) -> list[Instruction]:
 
 
 def extras(target: str) -> set[str]:
-    """The extras whose requirements are installed for a target."""
+    """Return the extras whose requirements are installed for a target."""
     texts = [i.text for s in needed(STAGES, target) for i in s.instructions if i.word == "RUN"]
     return {
         e
@@ -41,7 +41,8 @@ def extras(target: str) -> set[str]:
 
 def test_every_image_that_we_begin_with_is_pinned_to_a_patch() -> None:
     begun_with = {stage.parent for stage in STAGES.values()} - STAGES.keys()
-    assert len(begun_with) == 1  # what was compiled for one stage runs in the other
+    # Compiled files of one stage run in the other.
+    assert len(begun_with) == 1
     for image in begun_with:
         assert PINNED.fullmatch(image), image
 
@@ -57,7 +58,8 @@ def test_packages_come_as_the_constraints_say_or_are_our_own() -> None:
 
 def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in lines  # nothing but what is named is sent to the engine
+    # Only named files are sent to the engine.
+    assert "*" in lines
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
     wanted = set[str]()
     for copy in instructions("COPY"):
@@ -73,7 +75,8 @@ def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_ends_with_a_user_that_is_a_number_and_not_root(target: str) -> None:
     last = STAGES[target].instructions[-1]
-    assert last == Instruction("USER", "10001:10001")  # Kubernetes can tell that it is not root
+    # Kubernetes sees that it is not root.
+    assert last == Instruction("USER", "10001:10001")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -96,7 +99,8 @@ def test_the_settings_of_an_image_are_ones_that_we_read_and_their_ports_are_expo
     variables = {n: v for i in of_target(target, "ENV") for n, v in i.pairs().items()}
     ours = {name: value for name, value in variables.items() if name.startswith("DOLL_")}
     settings = read_settings(ours)
-    assert ours.keys() == settings.environ().keys()  # none is misspelt, none is the default
+    # No misspelt name and no default value.
+    assert ours.keys() == settings.environ().keys()
     exposed = {int(port) for i in of_target(target, "EXPOSE") for port in i.text.split()}
     assert exposed == {settings.api_port, settings.metrics_port}
 
@@ -109,7 +113,8 @@ def test_nothing_in_an_image_is_a_secret() -> None:
 
 def test_the_file_names_no_host_and_can_be_built_without_buildkit() -> None:
     text = DOCKERFILE.read_text()
-    assert "://" not in text  # where packages come from is a matter of the site
+    # The site chooses the package index.
+    assert "://" not in text
     assert "--mount" not in text
     assert not [i for i in instructions("COPY") if i.text.startswith(("--link", "--chown"))]
 
@@ -120,7 +125,8 @@ def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
     ]
     assert extras("service") == {"admin", "cli", "provisioner", "registry", "tracing"}
     trained = {"coordinator", "evaluator", "provisioner", "registry", "serve", "tracing", "worker"}
-    assert extras("worker") == trained  # its provisioner: one whose machines are processes
+    # Its provisioner may be one whose machines are processes.
+    assert extras("worker") == trained
     assert not [extra for extra in extras("service") if "torch" in known[extra]]
     packages = [s for s in needed(STAGES, "service") for i in s.instructions if " torch" in i.text]
     assert packages == []
@@ -146,7 +152,8 @@ def test_a_change_of_our_code_installs_no_requirement_again() -> None:
             *("cpu", "there"),
             [
                 "--no-deps --index-url there --constraint constraints.txt torch",
-                "--constraint constraints.txt torch",  # what it needs, from elsewhere
+                # Its dependencies come from another index.
+                "--constraint constraints.txt torch",
             ],
         ),
         ("gpu", "", []),

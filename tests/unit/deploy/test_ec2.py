@@ -1,4 +1,4 @@
-"""What EC2 needs: the fleet launches by the template, and the rights are the least that do."""
+"""Requirements of EC2: the fleet launches from the template, and its rights are minimal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REGION, ACCOUNT = "eu-central-1", "111122223333"
 PREFIX = f"arn:aws:ec2:{REGION}:{ACCOUNT}"
 TEMPLATE_ARN = f"{PREFIX}:launch-template/lt-0123456789abcdef0"
 BUCKET, CHECKPOINTS = "doll-example", "checkpoints/"
-SMALLEST_PART = 5 << 20  # bytes; S3 takes none that is smaller
+SMALLEST_PART = 5 << 20  # bytes; S3's minimum
 WRITES = {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
 S3_ACTIONS = {
     **dict.fromkeys(WRITES, "s3:PutObject"),
@@ -51,7 +51,7 @@ S3_ACTIONS = {
 
 
 class Call(NamedTuple):
-    """One request to AWS."""
+    """A request to AWS."""
 
     operation: str
     parameters: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
-    """What is asked of AWS, of which moto plays the part."""
+    """Yield the list of requests to AWS, which moto stands in for."""
     found = list[Call]()
 
     def note(params: Mapping[str, Any], model: OperationModel, **_: object) -> None:
@@ -81,13 +81,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
 
 
 def template() -> dict[str, Any]:
-    """The template with its user data, as the guide makes it."""
+    """Create the template with its user data, as the guide does."""
     data: dict[str, Any] = json.loads((FOLDER / "launch-template.json").read_text())
     return data | {"UserData": base64.b64encode(SCRIPT.read_bytes()).decode()}
 
 
 def put_up(client: EC2Client) -> list[str]:
-    """Make what the template and the market name; returns the subnets."""
+    """Create what template and market name. Returns the subnets."""
     (network,) = client.describe_vpcs()["Vpcs"]
     group = client.create_security_group(
         GroupName="doll-worker", Description="workers", VpcId=network["VpcId"]
@@ -103,7 +103,7 @@ def put_up(client: EC2Client) -> list[str]:
 
 
 def use_ec2() -> EC2Client:
-    """Let fleet and prices do all that they can, with our example of a market."""
+    """Call every operation of fleet and prices, with our example of a market."""
     market = Market.load(MARKET)
     assert market.ec2 is not None
     client = connect(market.ec2)
@@ -125,7 +125,7 @@ def use_ec2() -> EC2Client:
 
 
 def questions(call: Call) -> Iterator[Request]:
-    """What access management is asked about a call, by AWS's reference of authorization."""
+    """Yield access management's checks of a call, by AWS's service authorization reference."""
     given = call.parameters
     region = {"aws:RequestedRegion": REGION}
     if call.operation in ("DescribeInstances", "DescribeSpotPriceHistory"):
@@ -148,7 +148,8 @@ def questions(call: Call) -> Iterator[Request]:
         for resource in (f"{PREFIX}:fleet/fleet-1", *others):
             yield Request("ec2:CreateFleet", resource, region)
         yield Request("ec2:CreateFleet", instance, region | tags)
-        for resource in (*others, *launched):  # an instant fleet launches in the caller's name
+        # An instant fleet launches in the caller's name.
+        for resource in (*others, *launched):
             yield Request("ec2:RunInstances", resource, by_us)
         yield Request("ec2:RunInstances", instance, by_us | tags)
         for action in ("CreateFleet", "RunInstances"):
@@ -169,7 +170,7 @@ def storage_question(call: Call) -> Request:
 
 
 def operations_in(*adapters: str) -> set[str]:
-    """The methods of AWS's clients that adapters name."""
+    """Return the methods of AWS's clients that an adapter names."""
     found = set[str]()
     for adapter in adapters:
         for node in ast.walk(ast.parse((ROOT / "common" / adapter).read_text())):
@@ -212,9 +213,9 @@ def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
     for device in data["BlockDeviceMappings"]:
         assert device["Ebs"]["Encrypted"] is True
         assert device["Ebs"]["DeleteOnTermination"] is True
-    # Tags and spot options are the fleet's.
+    # The fleet sets tags and spot options.
     assert not data.keys() & {"TagSpecifications", "InstanceMarketOptions", "KeyName"}
-    assert len(data["UserData"]) < 16 << 10  # which is all that EC2 takes
+    assert len(data["UserData"]) < 16 << 10  # the limit of EC2
 
 
 # --- rights --------------------------------------------------------------------------------------
@@ -272,7 +273,8 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
     calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
     assert {call.operation for call in calls} == set(S3_ACTIONS)
-    named = operations_in("storage/s3.py") - {"upload_fileobj"}  # which is of several operations
+    # `upload_fileobj` consists of several operations.
+    named = operations_in("storage/s3.py") - {"upload_fileobj"}
     client = boto3.client("s3")
     assert {client.meta.method_to_api_mapping[name] for name in named} <= set(S3_ACTIONS)
     writer = read_policy(FOLDER / "coordinator-policy.json")
@@ -314,7 +316,7 @@ def test_the_rest_of_the_bucket_is_nobodys_business(name: str) -> None:
     bucket = f"arn:aws:s3:::{BUCKET}"
     assert not policy.allows(Request("s3:GetObject", f"{bucket}/payroll"))
     assert not policy.allows(Request("s3:ListBucket", bucket, {"s3:prefix": "payroll/"}))
-    # S3 says that an object is missing only to who may list; such a question has no prefix.
+    # S3 reports a missing object only to callers that may list. Such a request has no prefix.
     assert policy.allows(Request("s3:ListBucket", bucket))
 
 

@@ -1,4 +1,4 @@
-"""An extra brings what its service imports: without torch where nothing is trained."""
+"""An extra brings its service's imports: without torch if the service does not train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 EVERYWHERE = ("common.kafka.log", "common.redis.board")
 STORAGE = ("common.storage.disk", "common.storage.s3")
-OPENED = {  # what a service loads only when it needs it
+# Modules that a service loads on demand.
+OPENED = {
     "worker": ("common.notices.ec2",),
     "coordinator": STORAGE,
     "evaluator": (*STORAGE, "common.tracking.mlflow", "river.drift"),
@@ -74,7 +75,7 @@ for case, (without, modules) in enumerate([*first, *cases]):
 
 
 def brought(requirements: Iterable[str]) -> set[str]:
-    """Distributions that come with these, theirs included."""
+    """Return the distributions that these require, including themselves."""
     todo = [Requirement(line) for line in requirements]
     found = set[tuple[str, str]]()
     while todo:
@@ -97,20 +98,21 @@ def pinned() -> set[str]:
 
 
 def modules_of(service: str) -> list[str]:
-    if service == "cli":  # with what its commands load, but for those of machines that have more
+    # Includes the modules of its commands, except those of machines that have more installed.
+    if service == "cli":
         return ["common.embedded.stack", *(f"services.cli.{name}" for name in COMMANDS)]
     paths = sorted((ROOT / "services" / service).glob("*.py"))
     return [f"services.{service}.{path.stem}" for path in paths if path.stem != "__init__"]
 
 
 class Case(NamedTuple):
-    """What is imported where only these distributions are installed."""
+    """Imports on a machine that has these distributions only."""
 
     modules: Sequence[str]
     have: Collection[str]
 
     def arguments(self) -> tuple[list[str], Sequence[str]]:
-        """What is refused then, and what is imported."""
+        """Return the packages that cannot be imported, and the modules to import."""
         refused = [
             top
             for top, owners in OWNERS.items()
@@ -120,7 +122,7 @@ class Case(NamedTuple):
 
 
 def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
-    """What is loaded after each of these, in a process of its own that begins with the first."""
+    """Return the loaded modules of each case. Each process first imports `first`."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
         input=json.dumps([[case.arguments() for case in each] for each in (first, cases)]),
@@ -141,7 +143,7 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, tr
         Case([*modules_of(service), *EVERYWHERE, *OPENED[service]], have)
         for service, have in zip(services, haves, strict=True)
     ]
-    # What takes long is loaded once, from nothing but what it needs itself.
+    # Slow modules are loaded once, with nothing but their own dependencies.
     first = [Case(("torch",), brought(["torch"]))] if trains else []
     first.append(Case(EVERYWHERE, brought(PROJECT["dependencies"])))
     assert all(("torch" in have) == trains for have in haves)

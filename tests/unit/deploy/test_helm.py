@@ -1,4 +1,4 @@
-"""The values of the chart: what makes no sense is refused, and the rest is where it belongs."""
+"""Values of the chart: wrong ones are refused, and the others reach their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart makes, rendered by the real helm: legal, hardened, and fitting together."""
+"""Manifests of the chart, rendered by the real helm, are valid, hardened and consistent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-VERSIONS = ("1.30", "1.37")  # the oldest that has all we use, the newest that we know
-ANNOUNCEMENTS_S = 5  # a worker that leaves sends the last ones for so long
+# The oldest version with all fields that we use, and the newest one that we test.
+VERSIONS = ("1.30", "1.37")
+# A leaving worker sends its last announcements in this time.
+ANNOUNCEMENTS_S = 5
 SECURITY = re.compile(r"DOLL_KAFKA_(SECURITY|SASL|SSL)_\w+")
-# Their own schemas are long and elsewhere: these are the fields that we use of them, at any depth.
+# Their own schemas are long and elsewhere. These are the fields that we use, at any depth.
 CUSTOM = {
     "PodMonitor": {
         *("jobLabel", "selector", "matchLabels", "podMetricsEndpoints"),
@@ -52,7 +54,7 @@ CUSTOM = {
         *("serverAddress", "query", "threshold", "ignoreNullValues"),
     },
 }
-FREE = {"labels", "annotations", "matchLabels"}  # whose keys are anybody's
+FREE = {"labels", "annotations", "matchLabels"}  # mappings with arbitrary keys
 
 
 @pytest.fixture(
@@ -60,7 +62,7 @@ FREE = {"labels", "annotations", "matchLabels"}  # whose keys are anybody's
     ids=lambda files: "-".join(files) or "default",
 )
 def objects(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
-    """All objects of the chart, as it comes and with each of its files of values."""
+    """Return all objects of the chart: by default, and with each of its values files."""
     return made(*request.param)
 
 
@@ -81,7 +83,7 @@ def container_of(template: Manifest) -> Manifest:
 
 
 def environment_of(objects: tuple[Manifest, ...], container: Manifest) -> dict[str, str]:
-    """What the process sees; what only a node knows stands here as a 2."""
+    """Return the variables of the process. A 2 stands for values that only a node knows."""
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(objects, "ConfigMap")}
     found = dict[str, str]()
     for source in container["envFrom"]:
@@ -103,7 +105,8 @@ def fields_of(value: object, below: str = "") -> Iterator[str]:
 def test_every_object_is_exactly_as_kubernetes_wants_it(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = cache(kubernetes_validate.utils.schema_contents)  # it would be read for each object
+    # Otherwise each object would read it again.
+    read = cache(kubernetes_validate.utils.schema_contents)
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read)
     files = [(), *((file,) for file in FILES)]
     unique = {json.dumps(each): each for names in files for each in made(*names)}
@@ -371,7 +374,7 @@ def test_workers_that_hold_their_streams_are_the_same_but_for_names_that_come_ba
         assert "matchLabelKeys" in constraint
     stripped = json.loads(json.dumps(usual))
     for constraint in stripped["spec"]["topologySpreadConstraints"]:
-        del constraint["matchLabelKeys"]  # of a Deployment's rollouts
+        del constraint["matchLabelKeys"]  # meant for a Deployment's rollouts
     assert template == stripped
     assert of_kind(made("hold"), "ScaledObject") == []
     assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(made("hold"), "Service")}

@@ -1,4 +1,4 @@
-"""The judge of queries finds what is wrong in them, and lets pass what is right."""
+"""The query checker finds wrong queries, and accepts right ones."""
 
 from __future__ import annotations
 

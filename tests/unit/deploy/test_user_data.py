@@ -1,4 +1,4 @@
-"""The user data of a machine: run by bash, with stand-ins for the machine's own programs."""
+"""The user data of a machine, run by bash with stand-ins for the machine's programs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ SETTINGS = {
 
 
 class Booted(NamedTuple):
-    """What came of user data."""
+    """Result of the user data's script."""
 
     status: int
-    said: list[str]  # by programs that stand in for those of the machine
+    # Output of the machine's stand-in programs.
+    said: list[str]
     work: Path
 
 
 @pytest.fixture
 def machine() -> Iterator[MetadataServer]:
-    """The metadata of a machine that carries an order's tags."""
+    """Return the metadata of a machine with an order's tags."""
     server = MetadataServer()
     files = {
         "tags/instance/doll:job": "digits",
@@ -68,7 +69,7 @@ def machine() -> Iterator[MetadataServer]:
 
 
 def boot(machine: MetadataServer, folder: Path, **variables: str) -> Booted:
-    """Run the user data as a machine would, with its own programs left out."""
+    """Run the user data as a machine would, without the machine's own programs."""
     if shutil.which("curl") is None:
         lacking("there is no curl here")
     stubs, work = folder / "stubs", folder / "run"

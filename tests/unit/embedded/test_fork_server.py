@@ -1,4 +1,4 @@
-"""What is loaded before a service is forked is what its kind needs, and not what others do."""
+"""Before a service is forked, the server loads the modules that this kind of service needs."""
 
 from __future__ import annotations
 

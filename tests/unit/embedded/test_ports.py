@@ -1,4 +1,4 @@
-"""Processes of one machine do not quarrel about a port of metrics that one of them was given."""
+"""Processes of one machine do not inherit the metrics port that one of them was given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_machine_that_is_a_process_does_not_inherit_the_port_of_who_rents_it(
     child = start_machine("digits", settings, tmp_path, "w1", {"FLEET_MACHINE": "m1"})
     its = Path(f"/proc/{child.pid}/environ")
     try:
-        # Until it is a program of its own, it has what the parent of the fork has.
+        # Before exec, the child has the environment of the fork's parent.
         await_until(lambda: "FLEET_MACHINE=m1" in its.read_text(), STARTS_S, "the machine starts")
         environment = its.read_text().split("\0")
     finally:

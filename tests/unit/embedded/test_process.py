@@ -1,4 +1,4 @@
-"""A server that we start is up before we use it, says why it is not, and never outlives us."""
+"""A started server is ready before it is used, reports why it is not, and ends with us."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.sleep(600)
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, be it reaped or not."""
+    """Return True if a process has ended, even if it is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def test_a_server_leaves_nothing_behind() -> None:
 
 
 class Scripted(Forked):
-    """A process that ends with a code when the test says so."""
+    """A process that ends with an exit code when the test says so."""
 
     def __init__(self) -> None:
         self.returncode: int | None = None
@@ -81,10 +81,10 @@ class Scripted(Forked):
 
 
 class Script(Child):
-    """A child whose process is scripted."""
+    """A child with a scripted process."""
 
     def ends_right_after(self, answer: bool, code: int) -> bool:  # noqa: FBT001 -- what a condition returns
-        """Return the answer to a question; the process ends right after it."""
+        """Return the answer to a readiness check. The process ends right after it."""
         self.process.returncode = code
         return answer
 

@@ -1,4 +1,4 @@
-"""Tasks that are wrong in one way each, for tests of what is refused at submission."""
+"""Tasks with one bug each, for tests of refusals at submission."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """A linear layer of some inputs; what it prints while it is built is nobody's answer."""
+    """A linear layer with some inputs. Its output while it is built is nobody's answer."""
 
     def __init__(self, inputs: int = 4) -> None:
         if inputs < 1:
@@ -21,37 +21,37 @@ class Plain:
         self.width = inputs
 
     def build(self) -> nn.Module:
-        """Make the network."""
+        """Build the network."""
         print("building")  # noqa: T201 -- as a user's code may
         return nn.Linear(self.width, 1000)
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n, 1000)."""
+        """Return outputs (n, 1000)."""
         outputs: Tensor = module(records["features"])
         return outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 -- as the protocol has it
-        """(n,)."""
+        """Return losses (n,)."""
         return outputs.sum(1)
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002 -- likewise
-        """None."""
+        """Return no metrics."""
         return {}
 
 
 class Raising(Plain):
-    """Raises when it is built."""
+    """Raises in `build`."""
 
     def build(self) -> nn.Module:
-        """Fail."""
+        """Raise."""
         raise KeyError("no such layer")
 
 
 class LooksAtValues(Plain):
-    """Cannot be built without memory: it looks at what it has drawn."""
+    """Cannot be built on the meta device, because it reads the random values."""
 
     def build(self) -> nn.Module:
-        """Make the network."""
+        """Build the network."""
         module = nn.Linear(self.width, 1000)
         if float(module.weight[0, 0]) == torch.inf:
             raise ValueError("an odd start")
@@ -59,23 +59,23 @@ class LooksAtValues(Plain):
 
 
 class WrongInputs(Plain):
-    """Says what it reads in a way of its own."""
+    """Declares inputs that are no inputs."""
 
     inputs = 4
 
 
 class Dying(Plain):
-    """Ends its process."""
+    """Exits in `build`."""
 
     def build(self) -> nn.Module:
-        """End it all."""
+        """Exit."""
         raise SystemExit(3)
 
 
 class Killed(Plain):
-    """Ends its process as the kernel does if memory lacks."""
+    """Kills its process, as the kernel does if memory runs out."""
 
     def build(self) -> nn.Module:
-        """End it all."""
+        """Kill the process."""
         signal.raise_signal(signal.SIGKILL)
         return super().build()

@@ -1,4 +1,4 @@
-"""What is refused at the submission of a job, and what cannot be told there."""
+"""Submission refuses bad jobs, and accepts jobs that it cannot check."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ def own(name: str, **options: int) -> JobSpec:
 
 
 def problem_of(made: JobSpec) -> str:
-    """What the other process says, by the same program in this one."""
+    """Return the refusal of the checking process, whose program runs here in this process."""
     entrypoint = made.task.entrypoint or ""
     return built_here(made, (entrypoint,)).refused
 
 
 def built_here(made: JobSpec, allowed: Collection[str]) -> CheckReport:
-    """Build a task in this process: each other one would load torch."""
+    """Build a task in this process, because each other process would load torch."""
     return built(CheckRequest(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
 
 
-patient = partial(built_apart, patience_s=600.0)  # everything else on the machine may go first
+# Long enough for all other processes of a busy machine to run first.
+patient = partial(built_apart, patience_s=600.0)
 
 
 def refusal(made: JobSpec, build: Build = patient) -> GivenError:
@@ -148,7 +149,7 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
 
 
 def unchecked(made: JobSpec, build: Build, *allowed: str) -> Unchecked:
-    """Why a task was not checked."""
+    """Return the reason why a task was not checked."""
     found = check_submission(made, allowed, MEMORY_MIB, build)
     assert found is not None
     return found
@@ -193,4 +194,5 @@ def test_check_that_began_and_did_not_end_refuses_the_job(
         found.refuse()
     assert refused.value.fields == ("task",)
     assert refused.value.problem.startswith(why)
-    unchecked(made, unasked, task).refuse()  # which does nothing
+    # Unchecked jobs that the request allows are not refused.
+    unchecked(made, unasked, task).refuse()

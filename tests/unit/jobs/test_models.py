@@ -1,4 +1,4 @@
-"""What is kept of a model is found by its first bytes, or by more of them where it takes more."""
+"""The format of a model's data is recognized by its first bytes, or by more bytes if necessary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 
 WEIGHTS = b"w" * 5000
-LONG = tuple(range(1000))  # of what makes the protocol's part a thousand bytes long
+# Makes the protocol's part a thousand bytes long.
+LONG = tuple(range(1000))
 
 
 def snapshot(epoch: int, returned: tuple[int, ...] = ()) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What a person hears of a job that is let through, and when that is of no use any more."""
+"""Notes about an accepted job appear when they help the user, and disappear when they don't."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
 
-STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20, so that 80 batches are needed
+STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20: 80 batches are needed
 
 
 PLAIN = "".join(

@@ -1,4 +1,4 @@
-"""A transaction that nobody ends: the records behind it count as lag, and the state names it."""
+"""A transaction is left open: records behind it count as lag, and the state names it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = "an open transaction at clicks[0]@120 holds back 1,010 offsets, for "
 
 
 def drained() -> JobProgress:
-    """A job whose readable records are all settled: up to offset 120 of the first partition."""
+    """Return a job whose readable records are settled, up to offset 120 of the first partition."""
     view = JobProgress(job())
     view.feed_update(0, lead(), 0.0, 0.0)
     for offset, each in enumerate(rows(2)):
@@ -34,7 +34,7 @@ def drained() -> JobProgress:
 
 
 def look(view: JobProgress, at_s: float, stable: int, high: int, **others: int) -> None:
-    """Look at the streams when the first partition has these ends; `other` is another's."""
+    """Poll the streams with these ends of the first partition. `other`: end of another one."""
     ends = {**FIRST, PLACE: high, OTHER: others.get("other", FIRST[OTHER])}
     known = {**FIRST, PLACE: stable, OTHER: FIRST[OTHER]}
     view.look(

@@ -1,4 +1,4 @@
-"""One view of a job: what the history says, however it is read, and a word that is true."""
+"""The view of a job: correct numbers for every order of reading, and the correct state."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
 
 PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
-ADDED = Partition(STREAMS[0], 2)  # while the job runs
+ADDED = Partition(STREAMS[0], 2)  # added while the job runs
 FIRST = job().first
 NOW = 2000.0
 STEP_S = 0.5
 
 
 class MachineRecord(NamedTuple):
-    """What workers and leaders wrote, and where the streams begin and end."""
+    """Records of workers and leaders, and the bounds of the streams."""
 
     control: list[tuple[int, ControlRecord | None]]
     updates: list[tuple[int, AuditRecord | None]]
@@ -72,7 +72,7 @@ class MachineRecord(NamedTuple):
 
 
 def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- one case per record
-    """A course of claims, some too late, by several leaders, of whom dead ones write on."""
+    """Return a random history: claims, some too late, and leaders, some of them dead writers."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     ledger, history = Ledger(FIRST), History()
     control = list[tuple[int, ControlRecord | None]]()
@@ -143,7 +143,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
         else:
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
-    # Retention may have deleted what is claimed, and what is not.
+    # Retention may have deleted claimed and unclaimed records.
     starts = {
         place: chance.randint(min(FIRST.get(place, 0), end), end) for place, end in ends.items()
     }
@@ -151,7 +151,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
 
 
 def fed(whole: MachineRecord, seed: int) -> JobProgress:
-    """A view of it, fed in an order of this seed."""
+    """Return a view that was fed in the random order of this seed."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     view = JobProgress(job())
     control, updates = list(whole.control), list(whole.updates)
@@ -165,7 +165,7 @@ def fed(whole: MachineRecord, seed: int) -> JobProgress:
             for offset, record in updates[:count]:
                 view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
             del updates[:count]
-            view.numbers(NOW)  # to be asked changes nothing
+            view.numbers(NOW)  # reading must change nothing
             view.state(NOW)
     view.look(
         JobObservation(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends, starts=whole.starts)
@@ -222,7 +222,7 @@ def claim_of(made: Batch) -> BatchReady:
 
 
 def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_S) -> JobProgress:
-    """A job of one partition that ends there: these batches are claimed, two make an update."""
+    """Return a job of one partition with this end and these claims. Two batches make an update."""
     view = JobProgress(job())
     view.feed_update(0, lead(), at_s, at_s)
     for offset, each in enumerate(claims):
@@ -240,7 +240,7 @@ def leader_status(waiting: int = 0) -> LeaderStatus:
 
 
 def rows(count: int, skipped: int = 0) -> list[Batch]:
-    """Batches one behind the other, in each so many records that do not decode."""
+    """Return consecutive batches, each with this number of records that do not decode."""
     made = list[Batch]()
     for number in range(count):
         begin = 100 + number * BATCH
@@ -312,7 +312,7 @@ def test_worker_of_another_model_is_reported_by_the_leader_until_it_says_more_it
 
 
 def aggregated(block: dict[str, str] | None) -> JobRecord:
-    """The job with this block of `aggregation`."""
+    """Return the job with this `aggregation` block."""
     record = job()
     checkpoint = record.spec.checkpoint.model_copy(update={"every_updates": 5})
     spec = record.spec.model_copy(update={"checkpoint": checkpoint})
@@ -350,7 +350,8 @@ def test_a_job_whose_weights_wait_for_storage_to_change_hands_says_so(
             assert state.word == "degraded"
             assert "`aggregation` was changed" in state.why
         lately = view.state(LONG_AGO_S + QUIET_S / 2)
-        assert lately.word != "degraded"  # it takes as long as that where nothing is wrong
+        # A healthy job, too, may be without an update for this time.
+        assert lately.word != "degraded"
 
 
 def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginning() -> None:
@@ -453,11 +454,12 @@ def test_an_update_lacks_records() -> None:
     )
     assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
-    by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))  # K by which it goes on
+    # The leader's rule chose this K.
+    by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
     assert "an update needs 4 batches of 10: 0 batches and 9 " in view.state(NOW).why
     view = running(rows(3), 1, 139)
-    # Of two workers each may have nine of them.
+    # Each of two workers may have nine of them.
     view.look(
         JobObservation(
             NOW,
@@ -496,7 +498,8 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
 
 def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows(200)
-    made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
+    # None of its records decodes: it is in no update.
+    made[7] = rows(8, skipped=BATCH)[7]
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(made):
@@ -573,7 +576,7 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
 
 def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
-    view.claims.feed(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
+    view.claims.feed(7, claim_of(rows(1)[0]))  # nobody can say if it counts
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480, epoch=502), NOW, NOW)
@@ -585,7 +588,7 @@ def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     settled = dict.fromkeys(PLACES, 100) | {PLACES[0]: 180, PLACES[1]: 180}
     seen = LeaderStatus(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
     view.look(JobObservation(NOW, {}, seen, led=True, ends=ends))
-    # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
+    # 20 records per partition are unclaimed. 3 batches of 10 wait, all of the stream that no
     # checkpoint covers.
     assert view.lag == 80 + 30
     assert [(each.lag, each.settled) for each in view.streams()] == [(40, 160), (70, 0)]
@@ -609,7 +612,8 @@ def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     for second in range(5):
         view.look(JobObservation(float(second), ends=FIRST))
     view.look(JobObservation(6.0))
-    assert view.lag == 0  # one answer that does not come says nothing yet
+    # One missing answer proves nothing.
+    assert view.lag == 0
     view.look(JobObservation(30.0))
     assert view.lag is None
     assert [state.rate_per_s for state in view.streams()] == [None, None]
@@ -758,14 +762,15 @@ def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_l
     view.look(JobObservation(1.0, ends=ends, starts=FIRST))
     before = view.numbers(NOW)
     view.look(JobObservation(2.0, ends=ends, starts={**FIRST, place: FIRST[place] + 7}))
-    view.look(JobObservation(3.0, ends=ends))  # nobody asked where they begin: that does not fall
+    # The beginnings are unknown here, and known ones never fall.
+    view.look(JobObservation(3.0, ends=ends))
     after = view.numbers(NOW)
     assert (before.expired, before.lag) == (0, 10)
     assert (after.expired, after.lag) == (7, 3)
 
 
 def unable_to_use(server: str, process: str, since_s: float, reason: str) -> dict[str, str]:
-    """A notice as a process puts it on a job's board."""
+    """Return a notice as a process puts it on a job's board."""
     return {f"{OUTAGE}{server} {process}": f"{since_s:.0f} {reason}"}
 
 

@@ -1,4 +1,4 @@
-"""A purge removes what jobs of a name have and nothing else, and is gone on with where it ended."""
+"""A purge deletes what jobs of a name own and nothing else, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ OTHERS = "digits-2", "digits.i2", "digit"  # jobs whose names look alike
 
 
 class MortalLog(MemoryLog):
-    """A log that goes away when topics are to be deleted, once."""
+    """A log that becomes unavailable once, when topics are deleted."""
 
     dies = False
-    refuses = ""  # to delete topics, and why
+    # Reason to refuse the deletion of topics. Empty: none.
+    refuses = ""
 
     def delete_topics(self, topics: Collection[str]) -> None:
-        """As ever, or not.
+        """Delete topics, refuse, or die after the first topic.
 
         Raises:
             OutsideError: If it refuses.
@@ -62,7 +63,7 @@ class MortalLog(MemoryLog):
 
 
 class World:
-    """Jobs with all that jobs may have."""
+    """Jobs that have everything that a job can have."""
 
     def __init__(self) -> None:
         self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
@@ -73,20 +74,20 @@ class World:
         self.others = self.everything()
 
     def outside(self, blobs: DyingBlobs | None = None, *, stores: bool = True) -> Outside:
-        """The servers."""
+        """Return the servers."""
         settings = Settings(blobs="s3://models" if stores else "")
         return Outside(settings, lambda: self.log, self.board, lambda: blobs or self.blobs)
 
     def board(self, job: str) -> MemoryBoard:
-        """A job's board."""
+        """Return a job's board."""
         return MemoryBoard(self.redis, job)
 
     def submit(self, name: str = "digits") -> str:
-        """Submit a job; returns its id."""
+        """Submit a job. Returns its id."""
         return self.job_store.submit(parse_job(TEXT.replace("digits", name, 1))).id
 
     def work(self, job: str) -> None:
-        """Let a job have everything, or leave it where it is gone."""
+        """Create everything that a job may own. Existing parts stay as they are."""
         kinds = control_topic, updates_topic, schemas_topic, plans_topic
         names = [*(kind(job) for kind in kinds), positions_topic(job, "clicks", "answers")]
         self.log.create_topics([NewTopic(name) for name in names])
@@ -105,12 +106,12 @@ class World:
         self.job_store.patch(name, "enough", wanted="stopped")
 
     def everything(self) -> tuple[set[str], set[str], set[str]]:
-        """All topics, boards and files."""
+        """Return all topics, boards and objects."""
         boards = {job for job in self.redis.jobs if self.board(job).unable()}
         return set(self.log.topics()), boards, set(self.blobs.content)
 
     def left(self) -> tuple[set[str], ...]:
-        """What is there beside that of other jobs."""
+        """Return all topics, boards and objects, except those of other jobs."""
         dead_letter_topics = {"clinic-a.dlq", "clinic-b.dlq"}
         return tuple(
             now - before - dead_letter_topics
@@ -219,7 +220,8 @@ def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world
     world.submit()
     world.stop()
     purge("digits", world.job_store, world.outside())
-    world.work("digits")  # by a process that was frozen
+    # A process that was frozen until now.
+    world.work("digits")
     world.work(world.submit())
     world.stop()
     known = remains_of("digits", world.job_store, world.outside())

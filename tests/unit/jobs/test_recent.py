@@ -1,4 +1,4 @@
-"""The window of the last ten seconds, whatever the clock does."""
+"""The window covers the last ten seconds, even if the clock jumps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATE_PER_S = 10
 
 
 def made(recent: RecentRates, first: int, updates: int, from_s: float) -> float:
-    """Make so many updates; returns when the last one was made."""
+    """Record this number of updates. Returns the time of the last one."""
     for number in range(updates):
         recent.add(update(0, first + number), from_s + number / RATE_PER_S)
     return from_s + (updates - 1) / RATE_PER_S

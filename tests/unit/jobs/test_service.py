@@ -1,4 +1,4 @@
-"""A job begins with a checkpoint of another one, which a service without PyTorch copies."""
+"""A job begins with another job's checkpoint, which a service without PyTorch copies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(record.origin, is_new, said, sep="\\n")
 
 
 class Bench:
-    """A job with a checkpoint of version 1, and what can be done to jobs."""
+    """A job with a checkpoint of version 1, and the job service."""
 
     def __init__(self) -> None:
         self.log, self.blobs, redis = MemoryLog(), MemoryBlobs(), MemoryRedis()
@@ -78,7 +78,7 @@ class Bench:
         self.jobs = JobService(store, outside, lambda _: None)
 
     def copied(self) -> bytes:
-        """Return what a job begins with."""
+        """Return the checkpoint with which a job begins."""
         (name,) = self.blobs.names("next/origin/")
         return self.blobs.content[name]
 

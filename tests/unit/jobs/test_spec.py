@@ -1,4 +1,4 @@
-"""A job file is refused by the field's path, what was found and what is allowed, or it is a job."""
+"""A job file becomes a job, or its error has the field's path, the value and what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs topic as a fold: what was submitted is there, once, whoever else writes."""
+"""The jobs topic as a fold: each submitted job is there once, despite concurrent writers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> 
 def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     log: MemoryLog, topic: str
 ) -> None:
-    """Somebody made it before us, with the cluster's defaults, or changed it."""
+    """The topic exists already with the cluster's defaults, or with changed settings."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
     job_store = JobOperations(log)
@@ -253,7 +253,7 @@ def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: M
     write(log, topics.JOBS, b"{", b"digits", 2)
     write(log, topics.JOBS, b"[]", b"x", 1)
     write(log, topics.JOBS, b"[", b"x", 2)
-    assert list(job_store.read()) == ["digits"]  # as it was
+    assert list(job_store.read()) == ["digits"]  # unchanged
     assert {name: found.offset for name, found in job_store.table.unreadable.items()} == {
         "digits": 1,
         "x": 3,
@@ -328,7 +328,7 @@ def test_refresh_never_returns_a_part_of_the_topic(
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act right before a record goes into a topic, once."""
+    """A log in which another writer acts once, just before a record is appended to a topic."""
 
     def __init__(self, topic: str = topics.JOBS) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class RacingLog(MemoryLog):
         self.meanwhile: Callable[[], object] | None = None
 
     def append(self, record: NewRecord) -> int:
-        """As ever, but the other first."""
+        """Append a record, after the other writer has appended its own."""
         if record.topic == self._topic and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
@@ -542,7 +542,8 @@ def test_whoever_writes_after_me_is_no_conflict() -> None:
         ("sgd", "mean", {}, 0.4),
         ("momentum", "mean", {}, 0.4),
         ("sgd", "mean", {"learning_rate": 0.3}, 0.3),
-        ("sgd", "sum", {}, 0.1),  # of twice the samples: twice the step by itself
+        # A sum of twice the samples is already a step of twice the length.
+        ("sgd", "sum", {}, 0.1),
         ("adam", "mean", {}, 0.1),
     ],
 )
@@ -754,7 +755,7 @@ def test_two_who_free_a_name_at_once_free_it_once() -> None:
     JobOperations(log).submit(parse_job(TEXT))
     JobOperations(log).patch("digits", "enough", wanted="stopped")
     log.meanwhile = lambda: JobOperations(log).free("digits")
-    JobOperations(log).free("digits")  # what says the same is as good
+    JobOperations(log).free("digits")  # an equal record is as good
     assert JobOperations(log).submit(parse_job(TEXT)).id == "digits.I2"
 
 
@@ -851,7 +852,7 @@ def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
 
 
 def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
-    """Nobody ends for it, and no job does; who reads first makes it anew."""
+    """Jobs and processes continue without the topic. The first reader recreates it."""
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.read()
@@ -869,7 +870,7 @@ OLGA, MIA = NamedActor("olga", "operator"), NamedActor("oidc:mia", "operator")
 
 
 def actions(record: JobRecord) -> list[tuple[str, str, str]]:
-    """Return what was done to a job, by whom and in which role."""
+    """Return the action, author and role of each change of a job."""
     return [(each.action, each.by, each.role) for each in record.changes]
 
 

@@ -1,4 +1,4 @@
-"""Looks at jobs: what the board and the streams say, and which servers whoever looks cannot use."""
+"""Observations of jobs: from boards and streams, and which servers are not usable."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.unit.jobs.test_spec import TEXT
 
 
 class FullBoard(MemoryBoard):
-    """A board of a Redis that answers reads and refuses writes, as one that is full does."""
+    """Board of a full Redis, which answers reads and refuses writes."""
 
     def put_unable(self, *_: object) -> None:
-        """Refuse."""
+        """Refuse the write."""
         raise UnavailableError("Redis refused SET: OOM", "redis")
 
 
 @dataclass
 class Bench:
-    """A job that runs, and who looks at it."""
+    """A running job, and its observer."""
 
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
@@ -38,7 +38,7 @@ class Bench:
         self.looker = Looker(lambda: self.log, one_by_one, event_logger("looker"))
 
     def outages(self, *boards: MemoryBoard) -> dict[str, str]:
-        """Reasons of the outages that a look meets, by server, checked to be in every look."""
+        """Return the reasons of outages by server. Checks that every observation has them."""
         jobs = [ObservedJob(self.record, board) for board in boards]
         first, *others = self.looker.look(jobs, 1000.0, 0.0)
         assert all(look.outages == first.outages for look in others)
@@ -47,7 +47,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """One."""
+    """An observer with a job."""
     return Bench()
 
 
@@ -57,9 +57,10 @@ def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench:
     assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
     assert bench.outages(board, full) == {}  # one write is enough
     (look,) = bench.looker.look([ObservedJob(bench.record, board)], 1000.0, 0.0)
-    assert look.unable == {}  # what was written to try it is no notice
+    # The probe's own write is no outage.
+    assert look.unable == {}
     full.hold_lease("c1", 60.0)
-    assert bench.outages(full) == {}  # whoever leads has written
+    assert bench.outages(full) == {}  # the leader has written
 
 
 def test_kafka_and_redis_that_do_not_answer_are_outages_until_they_do(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Requests on a schedule: latency counts from when a request was due."""
+"""Requests on a schedule: latency is measured from the time when a request was due."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_request_of_the_schedule_is_answered_and_timed() -> None:
 
 
 def test_a_stall_is_charged_to_all_who_were_due_meanwhile() -> None:
-    """Due at 0 1 2 ... 19 x 5 ms; the loop stands still from the first answer on: others wait."""
+    """Requests are due every 5 ms. The first answer blocks the loop, so the others wait."""
 
     async def ask() -> None:
         server, address = await listening()

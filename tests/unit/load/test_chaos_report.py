@@ -1,4 +1,4 @@
-"""Which findings fail a chaos run."""
+"""Some findings fail a chaos run, others do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PROOF = Audit((), (), (), (), (), (), 0, 0, 0, 0, 0, {}, ())
 WELL = Outcome(
     carried_out=(),
     seen_s=(0.0, 8.0),
-    applied_s=(0.0, 8.0),  # with nothing away: a pause of 8 s
+    # There is no outage, but a pause of 8 s.
+    applied_s=(0.0, 8.0),
     events=(),
     workers=4,
     coordinators=2,

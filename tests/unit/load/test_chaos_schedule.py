@@ -1,4 +1,4 @@
-"""A schedule of faults is data: the same for the same seed, complete, and possible to carry out."""
+"""A schedule of faults is data: reproducible by its seed, complete, and feasible."""
 
 from __future__ import annotations
 

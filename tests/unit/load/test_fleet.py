@@ -1,4 +1,4 @@
-"""Slots of a fleet: what ends on purpose comes back when it is told to, the rest by itself."""
+"""Slots of a fleet: a planned stop lasts until the slot is resumed, and a crash is restarted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from common.embedded.fork_server import Forked
 
 PATIENCE_S = 120.0
-LATER = float("inf")  # so late that everything that waits for a time is due
+# Late enough for everything to be due.
+LATER = float("inf")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 
 class Sleeper(EmbeddedService):
-    """A machine that does nothing until it is ended."""
+    """An idle machine."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.lives = 0
@@ -35,7 +36,7 @@ class Sleeper(EmbeddedService):
         super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
-        """Ask it, unless it hears nothing."""
+        """Send SIGTERM, unless it ignores the signal."""
         if not self.deaf:
             super().ask_to_end()
 
@@ -45,16 +46,16 @@ class Sleeper(EmbeddedService):
         return super()._started(output)
 
     def frozen(self) -> bool:
-        """Whether the kernel has stopped it."""
+        """Return True if the kernel has stopped the process."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
 
     def ended(self) -> bool:
-        """Whether it does not run."""
+        """Return True if the process does not run."""
         return self.exit_code is not None
 
 
 class Place:
-    """A slot, and the machines that stood in it."""
+    """A slot, and its machines so far."""
 
     def __init__(self, folder: Path) -> None:
         self.machines = list[Sleeper]()
@@ -63,7 +64,7 @@ class Place:
 
     @property
     def machine(self) -> Sleeper:
-        """The one that stands there now."""
+        """Return the current machine."""
         return self.machines[-1]
 
     def _start(self, life: int) -> Sleeper:

@@ -1,4 +1,4 @@
-"""Jobs on the old spot market: what they cost, by hand and beside the rules of its bill."""
+"""Costs of jobs on the old spot market, by hand and compared with its billing rules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_what_is_evicted_is_paid_as_the_bill_of_the_old_market_says(ran_steps: i
     first_usd = 0.5 * BY_NAME["ec2-2017"].paid_s(ran_steps * STEP_S, preempted=True) / 3600
     rest_s = 36_000.0 - ran_steps * STEP_S
     assert bill.usd == pytest.approx(first_usd + 0.5 * rest_s / 3600)
-    assert bill.runtime_s == 36_000.0 + STEP_S  # nothing runs while the price is above the bid
+    # Nothing runs while the price exceeds the bid.
+    assert bill.runtime_s == 36_000.0 + STEP_S
     assert bill.free == pytest.approx(ran_steps % 6 * STEP_S * 2)
     assert bill.evictions == 1
 

@@ -1,4 +1,4 @@
-"""Section V's settings, what the paper states of them, and formulas turned round."""
+"""Settings of section V, the paper's numbers for them, and inverted formulas."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_the_price_of_a_bound_is_that_of_equation_19(setting: Setting, usd_per_h
     other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
     bound = other.bound
     assert plan(other.work(), other.market).cost_ratio_to_on_demand >= bound - 1e-9
-    if bound > usd_per_hour / HIGH.on_demand:  # else all are on spot and the bound is that
+    # Otherwise all machines are on spot, and the bound is their price.
+    if bound > usd_per_hour / HIGH.on_demand:
         assert price_of_bound(bound, setting) == pytest.approx(usd_per_hour)
 
 

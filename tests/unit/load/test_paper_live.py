@@ -1,4 +1,4 @@
-"""The watch over streams of a live run: for how long records lie unread."""
+"""Measures how long records of a live run's streams lie unread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ A, B = Partition("s", 0), Partition("s", 1)
 
 
 def looked(*looks: tuple[float, bool, int, int]) -> dict[Partition, float]:
-    """What comes of looks at one partition: when, whether a worker is alive, read, and end."""
+    """Return the longest unread time after observations of (time, worker alive, read, end)."""
     unread = Unread()
     for now_s, ready, read, end in looks:
         unread.look(now_s, ready=ready, read={A: read}, ends={A: end})

@@ -1,4 +1,4 @@
-"""The rows of the markets on small recordings: what is read, what is judged, what is written."""
+"""Rows of the markets on small recordings: input, results and output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEGIN = datetime(2015, 3, 1, tzinfo=UTC)
 
 @pytest.fixture(name="prices")
 def small_recordings(tmp_path: Path) -> Path:
-    """A table and price records of two weeks, in which prices jump every 70 and 50 minutes."""
+    """Write a table and two weeks of prices, which jump every 70 and every 50 minutes."""
     folder = tmp_path / "prices"
     folder.mkdir()
     steps = range(14 * 288)
@@ -90,7 +90,8 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
     words += ["--no-live"]
-    words += ["--data", str(tmp_path)]  # where there are no recorded zones
+    # The folder has no recorded zones.
+    words += ["--data", str(tmp_path)]
     assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert rows["I"] == [
@@ -129,12 +130,14 @@ def test_the_bound_for_who_does_not_know_the_future_is_the_designs() -> None:
 def test_the_clairvoyant_takes_a_zone_while_it_is_up_and_on_demand_machines_for_the_rest() -> None:
     looks, day_s = 100, 100 * zones.LOOK_S
     up = np.ones((looks, 2, 3), np.bool_)
-    up[:, :, 1] = False  # the second run has no zone at all
-    up[50:, :, 2] = False  # the third one for half the time
+    # The second run has no zone at all.
+    up[:, :, 1] = False
+    # The third run has no zone for half the time.
+    up[50:, :, 2] = False
     spot, alone = zones.SPOT_USD / 3600, zones.ON_DEMAND_USD / 3600
     least = zones.least_machine_usd(up, 0.8 * day_s)
     assert least[:2] == pytest.approx([0.8 * day_s * spot, 0.8 * day_s * alone], rel=1e-3)
-    # As few machines as can do the rest in all of the other half: each starts up once.
+    # The fewest machines that can do the rest in the whole other half. Each starts up once.
     rest_s = 0.3 * day_s * 0.5 * day_s / (0.5 * day_s - START_UP_S[0])
     moved = 0.5 * day_s * spot + rest_s * alone
     assert least[2] == pytest.approx(moved, rel=1e-3)

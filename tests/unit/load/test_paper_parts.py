@@ -1,4 +1,4 @@
-"""The parts of the reproduction on few runs, and the command that writes them."""
+"""Parts of the reproduction on few runs, and the command that writes them."""
 
 from __future__ import annotations
 

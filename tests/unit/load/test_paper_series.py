@@ -1,4 +1,4 @@
-"""What is found in a folder of recorded prices and availability, and why some of it is not used."""
+"""Finds recorded prices and availability in a folder, and says why it skips some files."""
 
 from __future__ import annotations
 

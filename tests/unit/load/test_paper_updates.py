@@ -1,4 +1,4 @@
-"""Laws of the number of updates hold against simulated arrivals, and against each other."""
+"""Laws of the number of updates agree with simulated arrivals and with each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 from common.spot.theory.work import partial_batches_s
 from load.paper import updates_law as updates
 
-PAPER = np.full(64, 125.0)  # (64,) records per second; K = 20, b = 256
+PAPER = np.full(64, 125.0)  # (64,) records/s; K = 20, b = 256
 RUNS = 20_000
 
 rates = st.lists(st.floats(0.1, 1000), min_size=1, max_size=20).map(np.array)
@@ -26,7 +26,8 @@ def simulated_updates(t_s: float, rng: np.random.Generator) -> np.ndarray:
 
 def simulated_runtimes(rng: np.random.Generator) -> np.ndarray:
     """(2000,) time of the 50th update of the same 16 streams, from empty batches on."""
-    batches = 30  # per stream; 200 are needed of 480
+    # Batches per stream. 200 of the 480 are needed.
+    batches = 30
     gaps = rng.gamma(8, 1 / 5, (2000, 16, batches))
     times = np.sort(gaps.cumsum(axis=2).reshape(2000, -1), axis=1)
     return np.asarray(times[:, 199])
@@ -67,7 +68,8 @@ def test_renewal_streams_make_updates_as_their_law_says() -> None:
     t_s, rates_per_s = 5000.0, np.full(16, 5.0)
     simulated = simulated_updates(t_s, np.random.default_rng(3))
     law = updates.updates_after_renewal(t_s, rates_per_s, 4, 8)
-    partial = (16 * (8 - 1) / 2 / 8 + 3 / 2) / 4  # of batches and of the group, in updates
+    # Partial batches and partial groups, converted to updates.
+    partial = (16 * (8 - 1) / 2 / 8 + 3 / 2) / 4
     assert simulated.mean() == pytest.approx(law.mean - partial, abs=5 * law.std / RUNS**0.5)
     not_growing = (16 * (8**2 - 1) / 12 / 8**2 + (4**2 - 1) / 12) / 4**2
     expected = law.variance + not_growing

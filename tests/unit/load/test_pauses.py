@@ -1,4 +1,4 @@
-"""How times of updates, and of what was away, become pauses and their parts."""
+"""Times of updates and of outages become pauses and their parts."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_each_moment_of_a_pause_goes_to_what_the_next_event_ended() -> None:
         Event(3.2, "c2", "leader_elected"),
         Event(3.7, "w1", "kafka_recovered"),
         Event(4.0, "w1", "reading_from"),
-        Event(9.0, "w1", "partitions_assigned"),  # after
+        Event(9.0, "w1", "partitions_assigned"),  # later than the pause
     ]
     found = parts((1.0, 4.5), events)
     assert found == pytest.approx(

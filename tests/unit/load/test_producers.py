@@ -1,4 +1,4 @@
-"""Producers of the tools: each id is written once."""
+"""Producers of the tools write each id once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PLACE = Partition("s", 0)
 
 
 class NotSeen:
-    """A log that was away when its topics were asked about first, as a writer of Kafka's tells."""
+    """A log whose topics are unavailable at first, as writers of Kafka report it."""
 
     def __init__(self, log: MemoryLog, times: int) -> None:
         self._log = log
-        self.times = times  # that it is still away
+        self.times = times  # number of failures left
 
     def writer(self) -> Any:  # noqa: ANN401 -- the port's, but for one method
-        """A writer."""
+        """Return a writer."""
         writer = self._log.writer()
         append = writer.append
 

@@ -1,4 +1,4 @@
-"""The broken network does what it says, and is whole again when it is healed."""
+"""The proxy breaks connections as requested, and works again after `heal`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
     from load.harness.proxy import Proxy
 
-PATIENCE_S = 120.0  # for what must come
-SILENCE_S = 0.1  # in which nothing must come
+# Maximum wait for what must arrive.
+PATIENCE_S = 120.0
+# Nothing may arrive during this wait.
+SILENCE_S = 0.1
 
 
 class Echo:
-    """A server that says everything back, a thread for each connection."""
+    """An echo server with a thread per connection."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -29,7 +31,7 @@ class Echo:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._listening.close()
 
     def _accept(self) -> None:

@@ -1,4 +1,4 @@
-"""What counts as growing faster than its cause."""
+"""Growth faster than its cause is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How stale an answer is, as the benchmark of predictions counts it."""
+"""Staleness of an answer, as the benchmark of predictions counts it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ SEEN = [
         ((7, 8), 3.5, 0.0),  # the newest
         ((7, 6), 3.5, 0.5),
         ((7, 4), 3.5, 1.5),
-        ((7, 5), 3.5, 1.5),  # nobody saw its snapshot: it was between 4 and 6
-        ((7, 8), 4.25, 0.25),  # the board holds an older one of another leader
-        ((7, 2), 4.25, 0.0),  # which is not stale, although there were newer ones once
+        # No poll saw its snapshot, which was written between 4 and 6.
+        ((7, 5), 3.5, 1.5),
+        # The board has an older one of another leader.
+        ((7, 8), 4.25, 0.25),
+        # Not stale, although newer ones existed before.
+        ((7, 2), 4.25, 0.0),
         ((7, 2), 5.5, 0.5),
-        ((9, 3), 4.9, 0.0),  # the server knew it before it was seen
+        # The server knew it before a poll saw it.
+        ((9, 3), 4.9, 0.0),
         ((9, 3), 9.0, 0.0),
     ],
 )

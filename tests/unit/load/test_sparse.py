@@ -1,4 +1,4 @@
-"""`load/sparse.py`: both sides get the same rows of an update; what they took is compared."""
+"""`load/sparse.py` gives both sides the same rows per update, and compares their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of synchronisation says, on less than it measures."""
+"""Output of the synchronisation benchmark, on less data than it measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on a thawed fleet, and on blocks of the pipeline in which a worker is idle."""
+"""Verdicts on a thawed fleet, and on blocks of the pipeline with an idle worker."""
 
 from __future__ import annotations
 

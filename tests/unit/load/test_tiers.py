@@ -1,4 +1,4 @@
-"""Chaos with tiers: who is struck, and what a run must reach."""
+"""Chaos with tiers: the victims of faults, and the minimum that a run must reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE, HEAD = ModelId(1, 40), ModelId(1, 47)
 
 
 class _Machine:
-    """A process that is killed, and started again."""
+    """A process that is killed and restarted."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class _Machine:
 
 
 class _Job:
-    """A job whose leader says who owns slices, or cannot be heard."""
+    """A job whose leader reports the owners of slices, or is unreachable."""
 
     def __init__(self, *owners: str) -> None:
         self.board = self
@@ -73,7 +73,8 @@ def test_machines_are_lost_by_their_tier_and_brought_back() -> None:
 
 def test_owners_are_those_that_the_leader_names() -> None:
     workers, machines = fleet()
-    job = _Job("w3", "w5", "w9")  # of whom one has another name by now
+    # One of them has another name by now.
+    job = _Job("w3", "w5", "w9")
     tiers = Tiers(workers, cast("CountingJob", job))
     tiers.lose_owners()
     assert gone(machines) == ["w3", "w5"]

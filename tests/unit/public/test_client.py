@@ -1,4 +1,4 @@
-"""`doll.Client`: jobs over the API, updates across broken connections, models that follow."""
+"""`doll.Client`: jobs over the API, updates despite broken connections, models that follow."""
 
 from __future__ import annotations
 
@@ -53,19 +53,20 @@ world, led, served = conftest.world, test_model.led, test_events.served
 
 
 class Way(Bridge):
-    """The way to a service, for more than one thread; it can be cut."""
+    """Transport to a service for several threads. It can be cut."""
 
-    _lock = threading.Lock()  # of every way: all that lead to one world run in its one loop
+    # Shared by all clients, because all that use one world run in its single loop.
+    _lock = threading.Lock()
 
     def __init__(self, world: World) -> None:
         super().__init__(lambda: world.app)
         self.runner.close()
-        self.runner = world.runner  # which the world closes
+        self.runner = world.runner  # closed by the world
         self.cut = False
         self.answered = 0
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Ask the service."""
+        """Send a request to the service."""
         if self.cut:
             raise httpx2.ConnectError("nobody listens")
         with self._lock:
@@ -79,13 +80,13 @@ def client_of(world: World) -> doll.Client:
 
 
 def played(handler: Callable[[httpx2.Request], httpx2.Response], key: str = "") -> doll.Client:
-    """A client of a service that is played."""
+    """Return a client of a fake service."""
     return doll.Client(URL, key, transport=httpx2.MockTransport(handler))
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits before a request is sent again."""
+    """Retry without waiting."""
     monkeypatch.setattr(connections, "AGAIN_S", (0.0, 0.0))
     monkeypatch.setattr(doll.events, "AGAIN_S", 0.0)
 
@@ -175,7 +176,7 @@ def test_what_is_read_of_answers_is_what_the_document_says() -> None:
     assert {"job", "update"} < EVENT_DATA.keys()
 
 
-# --- what is asked again --------------------------------------------------------------------------
+# --- requests that are repeated -------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("at_once")
@@ -230,7 +231,7 @@ def test_address_of_no_service_is_reported() -> None:
 
 
 class Broken(httpx2.SyncByteStream):
-    """A stream of events that breaks off, or ends."""
+    """A stream of events that breaks off or ends."""
 
     def __init__(self, *events: tuple[int, str, Any], whole: bool) -> None:
         self._events = events
@@ -329,7 +330,7 @@ def test_weights_are_those_that_are_kept(led: World) -> None:
 
 
 def keep(led: World, epoch: int, version: int, job: str = "digits") -> None:
-    """Make a version, and a snapshot that holds it."""
+    """Make a version, with a snapshot of it."""
     batch = Batch(version - 1, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
     led.log.writer().append(
         f"doll.{job}.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))
@@ -350,7 +351,8 @@ def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World
         assert (old.version, torch.equal(old.net(inputs), answer)) == (2, True)
         assert not torch.equal(live(inputs), answer)
 
-        led.board("digits").wipe()  # a checkpoint of version 1 is the newest that can be read
+        # The newest readable checkpoint is of version 1.
+        led.board("digits").wipe()
         looks = way.answered
         eventually(lambda: way.answered > looks + 1)
         assert job.model().version == 1

@@ -1,4 +1,4 @@
-"""The package `doll`: what it offers, and that asking for it loads no more than is needed."""
+"""The package `doll`: its names, and that an import loads only what is needed."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ class Line:
     """A task as a user would write it."""
 
     def build(self) -> nn.Module:
-        """Three weights and a bias, all of them 0."""
+        """Build three weights and a bias, all of them 0."""
         line = nn.Linear(3, 1)
         nn.init.zeros_(line.weight)
         nn.init.zeros_(line.bias)
         return line
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) predictions."""
+        """Return predictions (n,)."""
         found: Tensor = module(records["x"]).squeeze(1)
         return found
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) squared errors."""
+        """Return squared errors (n,)."""
         return (outputs - records["y"]) ** 2
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) absolute errors."""
+        """Return absolute errors (n,)."""
         return {"absolute_error": (outputs - records["y"]).abs()}
 
 
 class Mean(Line):
-    """Returns one loss for all."""
+    """Returns one loss for all records."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Wrongly, a mean."""
+        """Return a mean, which is wrong."""
         return super().losses(outputs, records).mean()
 
 
@@ -200,5 +200,6 @@ def test_a_distribution_holds_its_own_packages() -> None:
     assert client["tool"]["setuptools"]["packages"] == ["doll"]
     assert not [path for path in DOLL.rglob("*.py") if path.parent != DOLL]
     for tree in ("common", "services"):
-        for path in (ROOT / tree).rglob("*.py"):  # a folder without __init__.py is in no wheel
+        # Wheels omit folders without __init__.py.
+        for path in (ROOT / tree).rglob("*.py"):
             assert DOLL in path.parents or (path.parent / "__init__.py").exists(), path

@@ -1,4 +1,4 @@
-"""Texts of YAML and JSON: what is read, with and without libyaml, and what is refused."""
+"""YAML and JSON texts: what is read, with and without libyaml, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from doll import yaml_file
 from doll.errors import UserError
 
-NAME = st.text(max_size=40)  # YAML takes names of up to 1,024 characters, escaped
+# YAML accepts names of up to 1,024 characters after escaping.
+NAME = st.text(max_size=40)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -36,7 +37,7 @@ numbers: [1e-3, +5, .5, "1", no, ~]
 
 @pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "pure"])
 def _parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by each of the two parsers."""
+    """Read a text with both parsers."""
     monkeypatch.setattr(yaml_file, "_Loader", request.param)
 
 

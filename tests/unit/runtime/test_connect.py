@@ -1,4 +1,4 @@
-"""Which adapter stands behind what the settings and the market name."""
+"""Settings and the market file select the adapter behind each port."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -
 def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
     settings: Settings,
 ) -> None:
-    """Both in the future, where the first price holds, and long past."""
+    """Both replays begin in the future, where the first price holds, and not in the past."""
     pool = SpotPool(usd_per_hour=PRICES.model_copy(update={"start_s": 130.0}))
     market = Market(on_demand=ON_DEMAND, spot=(pool,))
     later_s = Path(settings.market).stat().st_mtime + 1e6
@@ -108,7 +108,7 @@ def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyP
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, settings.market)  # which holds none
+        monkeypatch.setenv(name, settings.market)  # a market without this
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     pool = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",))
     prices = open_prices(settings, Market(on_demand=ON_DEMAND, spot=(pool,), ec2=EC2))
@@ -131,17 +131,17 @@ def test_a_directory_that_somebody_else_prepared_is_not_used(
 
 
 class Asked(BaseHTTPRequestHandler):
-    """A server that writes down who asks, and knows nothing."""
+    """A server that records the clients, and has no data."""
 
     shown: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request."""
         self.shown.append(self.headers["Authorization"])
         self.send_error(500)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- likewise
-        """Keep quiet."""
+        """Log nothing."""
 
 
 def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings() -> None:

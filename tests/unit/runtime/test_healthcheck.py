@@ -1,4 +1,4 @@
-"""The health check of a container: quick to say that its process is well, or why not."""
+"""A container's health check quickly reports that the process is healthy, or why not."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ HEAVY = ("pydantic", "urllib.request", "http.client", "prometheus_client", "msgs
 
 
 class _Silent(BaseHTTPRequestHandler):
-    """Answers, but to no purpose."""
+    """Answers with something that is not HTTP."""
 
     def do_GET(self) -> None:
-        """Say something that is no HTTP."""
+        """Send an answer that is not HTTP."""
         self.wfile.write(b"\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def nonsense() -> Iterator[int]:
-    """The port of a server that speaks no HTTP."""
+    """Return the port of a server that does not speak HTTP."""
     with HTTPServer((HERE, 0), _Silent) as server:
         thread = Thread(target=server.handle_request, daemon=True)
         thread.start()

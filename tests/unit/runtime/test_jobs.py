@@ -1,4 +1,4 @@
-"""Which jobs a process takes part in, and what their actors hear of what is wanted."""
+"""A process takes part in some jobs, and their actors are notified of changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(name: str = "digits", reason: str = "submitted") -> JobRecord:
 
 
 class Part:
-    """An actor that sees what is wanted, and ends where told so."""
+    """An actor that sees the desired state, and ends on request."""
 
     def __init__(self, world: World, wanted: Callable[[], JobRecord | None]) -> None:
         self._world = world
@@ -43,7 +43,7 @@ class Part:
             raise ValueError("broken")
 
     def turn(self) -> float | None:
-        """Look at what is wanted."""
+        """Read the desired state."""
         found = self._wanted()
         self._world.seen.append(None if found is None else found.reason)
         return None if found is None or found.wanted == "stopped" else inf
@@ -77,7 +77,7 @@ class World:
         return Part(self, wanted)
 
     def counted(self) -> float | None:
-        """Faults of the job; None where the supervisor has none in hand."""
+        """Return the number of the job's faults. None if the supervisor counts none."""
         labels = {"job_name": "digits", "kind": "fault"}
         return self._meters.registry.get_sample_value("doll_job_faults_total", labels)
 

@@ -1,4 +1,4 @@
-"""How the process listens."""
+"""Sockets that the process listens on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refused requests are lines of the log, and a flood of them is not a flood of lines."""
+"""Refused requests are logged, and a flood of requests causes few lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of jobs: never two of one job at once, no wake-up lost, nobody passed over."""
+"""Turns of jobs: never two of one job at once, no wake-up is lost, and no job starves."""
 
 from math import inf
 
@@ -88,14 +88,15 @@ def test_who_is_forgotten_is_woken_in_vain() -> None:
 
 
 class _TurnsInAnyOrder(RuleBasedStateMachine):
-    """The rules of the game against a plain list of what everybody is owed."""
+    """Compares the schedule with a plain list of turns that are due."""
 
     def __init__(self) -> None:
         super().__init__()
         self.schedule = TurnSchedule[str]()
         self.now = 0.0
         self.running = set[str]()
-        self.owed = dict[str, float]()  # since when a job is to have a turn; inf: not at all
+        # Time since which each job waits for a turn. inf: it does not wait.
+        self.owed = dict[str, float]()
         self.due = dict[str, float]()
 
     @rule(job=JOBS)

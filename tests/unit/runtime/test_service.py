@@ -1,4 +1,4 @@
-"""A service process: how it ends, and in which order it lets go of its jobs and their servers."""
+"""A service process: its end, and the order of closing its jobs and their servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
 PATIENCE_S = 120.0
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-# Takes the number of the signal.
+# The handler receives the signal's number.
 DIES = """
 import os, resource, sys, threading
 from common.runtime.service import run
@@ -62,7 +62,7 @@ run("worker", "w1", work)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Signals and garbage are handled afterwards as they were before."""
+    """Afterwards, signals and garbage are handled as before."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     yield
     for each, handler in before.items():
@@ -116,7 +116,7 @@ def test_work_may_say_how_it_ended() -> None:
 
 
 def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
-    gc.disable()  # as a process of ours begins
+    gc.disable()  # our processes start so
     try:
         kept = run("worker", "w1", lambda _: gc.get_freeze_count() if gc.isenabled() else 0)
         assert kept > len(sys.modules)
@@ -148,7 +148,8 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
         away = process._replace(settings=process.settings.model_copy(update={"kafka": GONE}))
         await_end = process.stopping.wait
 
-        def wait(timeout: float | None = None) -> bool:  # the third time, it is told to end
+        # Requests the end at the third call.
+        def wait(timeout: float | None = None) -> bool:
             waits.append(timeout)
             if len(waits) == 3:
                 process.stopping.set()
@@ -177,31 +178,31 @@ def no_part(
 
 
 class Recorded:
-    """An actor, and what it is made of."""
+    """An actor that records its turns and its end."""
 
     def __init__(self, what: str, recorded: list[str], at_turn: Callable[[], None]) -> None:
         self._what, self._recorded, self._at_turn = what, recorded, at_turn
 
     def turn(self) -> float | None:
-        """Tell of it."""
+        """Record the turn."""
         self._recorded.append(f"turn of {self._what}")
         self._at_turn()
         return inf
 
     def close(self) -> None:
-        """Likewise."""
+        """Record the call."""
         self._recorded.append(f"{self._what} closed")
 
 
 class RecordedLog(MemoryLog):
-    """Tells when it is closed."""
+    """Records when it is closed."""
 
     def __init__(self, recorded: list[str]) -> None:
         super().__init__()
         self._recorded = recorded
 
     def close(self) -> None:
-        """Tell of it."""
+        """Record the call."""
         self._recorded.append("Kafka closed")
 
 
@@ -295,7 +296,7 @@ def test_actors_beside_others_share_one_thread() -> None:
 
 @pytest.mark.parametrize("repairs", [True, False])
 def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
-    log = MemoryLog(lambda: 0.0)  # so all that is written is old
+    log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     JobOperations(log).submit(parse_job(TEXT))
     with closing(log.writer()) as writer:

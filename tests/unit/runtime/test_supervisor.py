@@ -1,4 +1,4 @@
-"""Many jobs on few threads: what one of them does or suffers is nothing to the others."""
+"""Many jobs on few threads do not affect each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT_ONCE = Patience(first_s=0.0, longest_s=0.0)
 
 @dataclass
 class _Script:
-    """An actor that does what it is told, one entry of the queue for each turn."""
+    """An actor with a script, which has one entry for each turn."""
 
     turns: SimpleQueue[float | BaseException | None] = field(default_factory=SimpleQueue)
     had: SimpleQueue[int] = field(default_factory=SimpleQueue)  # the number of each turn
@@ -49,7 +49,7 @@ class _Script:
 
 
 class _House:
-    """A supervisor, and all that it tells."""
+    """A supervisor, and everything that it reports."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _House:
 
 
 class _Counts:
-    """Sees what it was told, and that nobody else is inside."""
+    """Counts the numbers that it got. Fails if two threads are inside at once."""
 
     def __init__(self, awaited: int) -> None:
         self.awaited = awaited
@@ -122,7 +122,7 @@ def making(*actors: Actor, faults: SimpleQueue[PreviousFault | None] | None = No
 
 
 def turns(actor: _Script, number: int) -> None:
-    """Wait until the actor has begun so many turns."""
+    """Wait until the actor has begun this number of turns."""
     for _ in range(number):
         actor.had.get(timeout=PATIENCE_S)
 
@@ -254,7 +254,8 @@ def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
     got = [faults.get() for _ in range(5)]
     assert [(fault.in_a_row, fault.alike) for fault in got if fault is not None] == [
         (1, 1),  # KeyError
-        (1, 1),  # a server that is away is no fault of anybody's: the one before stands
+        # An unavailable server is nobody's fault: the earlier fault stands.
+        (1, 1),
         (2, 2),
         (3, 1),
     ]
@@ -355,9 +356,10 @@ def test_it_waits_before_another_actor_is_made() -> None:
     job = house.supervisor.begin("digits", making(bad, after))
     assert bad.closed.wait(PATIENCE_S)
 
-    job.wake()  # in vain: it is too early
+    job.wake()  # too early: no effect
     house.supervisor.begin("other", making(other))
-    turns(other, 1)  # on the only thread, after the one above
+    # The only thread runs this turn after the one above.
+    turns(other, 1)
 
     assert after.had.empty()
     clock.advance(5.0)

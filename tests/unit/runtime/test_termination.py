@@ -1,4 +1,4 @@
-"""A process that is asked to end, whatever its main thread is doing, or whose owner ends."""
+"""A process ends on request or when its owner ends, even if its main thread is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model server answers by the protocol, by the version that it says, whatever else is away."""
+"""A model server answers by the protocol from the version that it names, even during outages."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ IMAGES = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
 
 
 def trained(spec: JobSpec, seed: int) -> bytes:
-    """A trainer's snapshot of random weights."""
+    """Return a trainer's snapshot with random weights."""
     flat = FlatModel(build_model(task_of(spec, ()), seed))
     layout, count = layout_of(flat.module), flat.parameter_count
     return Trainer(flat.vector, count, optimizer_of(spec), spec.reduction, layout).snapshot()
@@ -120,7 +120,7 @@ def asked(images: np.ndarray[Any, Any] = IMAGES, **others: object) -> dict[str, 
 
 
 class CountedBatches(Batches):
-    """Says of each request when it waits, so that a test can wait for that."""
+    """Reports each waiting request, so that a test can wait for it."""
 
     @cached_property
     def came(self) -> asyncio.Semaphore:
@@ -128,7 +128,7 @@ class CountedBatches(Batches):
         return asyncio.Semaphore(0)
 
     async def predict(self, columns: Columns, name: str = "") -> Predicted:
-        """As another would; its first step puts the request into the queue."""
+        """Predict. The first step puts the request into the queue."""
         answer = asyncio.ensure_future(super().predict(columns, name))
         asyncio.get_running_loop().call_soon(self.came.release)
         return await answer
@@ -136,7 +136,7 @@ class CountedBatches(Batches):
 
 @dataclass
 class World:
-    """A model server and the servers behind it."""
+    """A model server and its servers."""
 
     spec: JobSpec = DIGITS
     model: type[ServedModel] = ServedModel
@@ -152,7 +152,7 @@ class World:
 
     @cached_property
     def models(self) -> list[ServedModel]:
-        """What is served, and its shadow."""
+        """Return the served model and its shadow."""
         selectors = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
         return [
             self.model(self.spec, self.settings, selector)
@@ -162,27 +162,27 @@ class World:
 
     @cached_property
     def followers(self) -> list[Follower]:
-        """One for each."""
+        """Return a follower per model."""
         outside = Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
         logger = event_logger("serve")
         return [Follower(self.spec.name, each, outside, logger, 0.0) for each in self.models]
 
     @cached_property
     def metrics(self) -> ServeMetrics:
-        """Of the process."""
+        """Return the metrics of the process."""
         served = self.models[0]
         return ServeMetrics(lambda: served.number, served.behind_s)
 
     @cached_property
     def writer(self) -> PredictionWriter | None:
-        """Of the topic of predictions."""
+        """Return a writer to the topic of predictions, if there is one."""
         if not self.predictions:
             return None
         return PredictionWriter(self.log, self.predictions, self.spec.name, self.metrics)
 
     @cached_property
     def batches(self) -> CountedBatches:
-        """The thread that computes."""
+        """Return the thread that computes."""
         return CountedBatches(
             *self.models,
             metrics=self.metrics,
@@ -194,24 +194,24 @@ class World:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """How requests are read."""
+        """Return the reader of requests."""
         schemas = JobSchemas(self.log, self.spec.name, None)
         return inputs_of(self.spec, self.models[0], schemas)
 
     @cached_property
     def app(self) -> Any:  # noqa: ANN401 -- Starlette's
-        """The application."""
+        """Return the application."""
         server = ModelServer(
             self.spec.name, self.models[0], self.inputs, self.batches, self.metrics, self.settings
         )
         return server.app()
 
     def board(self, _job: str = "") -> MemoryBoard:
-        """The job's notice board."""
+        """Return the job's board."""
         return MemoryBoard(self.redis, self.spec.name)
 
     def lead(self, after: int, base: ModelId, *versions: int) -> int:
-        """A Lead and updates; returns its epoch."""
+        """Write a Lead and updates. Returns the epoch."""
         topic, writer = updates_topic(self.spec.name), self.log.writer()
         self.log.create_topics([NewTopic(topic)])
         epoch = after + 1
@@ -226,30 +226,30 @@ class World:
     def kept(
         self, by: int, made: ModelId, seed: int, position: int, *losses: float
     ) -> SnapshotFile:
-        """A snapshot."""
+        """Return a snapshot."""
         snapshot = Snapshot(by, made, position, 0, {}, losses=losses)
         return SnapshotFile(snapshot, trained(self.spec, seed))
 
     def publish(self, epoch: int, version: int, seed: int) -> None:
-        """A hot snapshot of a leader."""
+        """Write a leader's hot snapshot."""
         kept = self.kept(epoch, ModelId(epoch, version), seed, epoch + version + 1)
         self.board().put_snapshot(epoch, to_bytes(kept), "c1")
 
     def store(self, kept: SnapshotFile) -> None:
-        """A checkpoint."""
+        """Write a checkpoint."""
         store = CheckpointStore(self.blobs, self.spec.name)
         store.save(kept.name, to_parts(kept), 0.0, loss=kept.snapshot.loss)
         store.keep(10, kept.name)
 
     def look(self) -> None:
-        """Let each follower look once."""
+        """Let each follower poll once."""
         for each in self.followers:
             each.look()
 
     def ask(
         self, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> httpx2.Response:
-        """POST where there is a body."""
+        """Send a POST if there is a body, otherwise a GET."""
         return self.runner.run(self._asked(path, body, headers))
 
     async def _asked(
@@ -263,24 +263,24 @@ class World:
             return await client.post(path, content=content, headers=headers)
 
     async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
-        """Ask all of these at once."""
+        """Send all of these at once."""
         infer = f"/v2/models/{self.spec.name}/infer"
         return await asyncio.gather(*(self._asked(infer, body) for body in bodies))
 
     def infer(self, body: object, status: int = 200, path: str = "infer") -> dict[str, Any]:
-        """Ask for predictions; the answer."""
+        """Request predictions. Returns the answer."""
         answer = self.ask(f"/v2/models/{self.spec.name}/{path}", body)
         assert answer.status_code == status, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
     def error(self, body: object, status: int = 400) -> str:
-        """Ask for predictions; why there are none."""
+        """Request predictions. Returns the error."""
         answer: str = self.infer(body, status)["error"]
         return answer
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if "batches" in vars(self):
             self.batches.close()
         self.runner.close()
@@ -295,7 +295,7 @@ def made() -> Iterator[list[World]]:
 
 
 def served(made: list[World], model: type[ServedModel] = ServedModel) -> World:
-    """Version 1 of leader 0 is hot."""
+    """A server of a job whose version 1 of leader 0 is hot."""
     world = World(model=model)
     made.append(world)
     world.publish(0, 1, seed=1)
@@ -596,14 +596,15 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
         answer = world.infer(asked())
         return "{parameters[epoch]}-{model_version}".format(**answer)
 
-    assert led(3, ModelId(3, 2)) == "0-1"  # what it answered by before
+    assert led(3, ModelId(3, 2)) == "0-1"  # still the version of before
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
-    assert led(5, ModelId(3, 2)) == "3-3"  # who comes first now may not have made 3
+    # The newest leader may not have made 3.
+    assert led(5, ModelId(3, 2)) == "3-3"
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
-    assert newly_started.models[0].version is None  # nobody has proven that 3 still counts
+    assert newly_started.models[0].version is None  # no proof that 3 still counts
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
@@ -620,14 +621,15 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
         assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     assert world.ask("/v2/models/digits").status_code == 401
-    assert world.ask("/v2/health/ready").status_code == 200  # for whoever routes to it
+    assert world.ask("/v2/health/ready").status_code == 200  # load balancers have no key
     mine = {"Authorization": f"Bearer {key}"}
     assert world.ask(infer, asked(), mine).status_code == 200
     store.revoke("shop")
     gate.look()
     assert world.ask(infer, asked(), mine).status_code == 401
     store.close()
-    [line] = audited(caplog)  # of one address there is one in a minute
+    # One line per minute for one address.
+    [line] = audited(caplog)
     assert line == {
         "by": "127.0.0.1",
         "role": "none",
@@ -642,7 +644,7 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
 def test_refusal_of_a_valid_key_is_logged_with_its_name(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # No route of a model server asks for more than a valid key yet.
+    # Every route of a model server accepts any valid key.
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=403)(scope, receive, send)
 
@@ -705,7 +707,8 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     answers = world.runner.run(together())
     codes = [each.status_code for each in answers]
     assert codes == [200] * 5 + [400] + [200] * 4
-    assert passes == [3, 8, *[1] * 8, 2]  # the second is made again, each request alone
+    # Pass 2 is repeated, each request by itself.
+    assert passes == [3, 8, *[1] * 8, 2]
     assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
         str(n) for n in range(10) if n != 5
     ]
@@ -806,7 +809,7 @@ def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World])
 
 
 def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> None:
-    """Each answer is the network's of the version that it names, whatever is loaded meanwhile."""
+    """Each answer is from the network of the version that it names, despite swaps."""
     weights = {version: expected(DIGITS, version, {"image": IMAGES}) for version in range(1, 9)}
     found = list[dict[str, Any]]()
     for version in range(2, 9):
@@ -823,11 +826,11 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
     assert found[-1]["model_version"] == "8"
 
 
-# --- from a topic to another one ------------------------------------------------------------------
+# --- from a topic to another ---------------------------------------------------------------------
 
 
 class Answerers:
-    """Processes that answer the topic `asked` to the topic `answered`."""
+    """Processes that read the topic `asked` and write answers to the topic `answered`."""
 
     def __init__(self, world: World, partitions: int = 2) -> None:
         self._world = world
@@ -836,7 +839,7 @@ class Answerers:
         self._writer = self.log.writer()
 
     def open(self, name: str) -> TopicAnswerer:
-        """One more process."""
+        """Start a further process."""
         inputs = self._world.inputs
         route = Route(self._world.spec.name, "asked", "answered")
         logger = event_logger("serve")
@@ -845,14 +848,14 @@ class Answerers:
         )
 
     def write(self, *records: object, partition: int = 0) -> None:
-        """Ask something."""
+        """Write requests."""
         for record in records:
             value = record if isinstance(record, bytes) else json.dumps(record).encode()
             self._writer.append("asked", value, partition=partition, key=b"a key")
         assert self._writer.flush(1.0)
 
     def answers(self) -> dict[str, dict[str, Any]]:
-        """By the record that was answered; fails where one was answered twice."""
+        """Return answers by the name of their records. Fails if a record was answered twice."""
         found = dict[str, dict[str, Any]]()
         for record in records_of(self.log, Partition("answered", 0)):
             name = dict(record.headers)["from"].decode()
@@ -869,7 +872,7 @@ def answerers(made: list[World]) -> Answerers:
 
 
 def turned(*answerers: TopicAnswerer) -> None:
-    """Let each have some turns."""
+    """Give each process some turns."""
     for _ in range(4):
         for answerer in answerers:
             answerer.turn(0.0)
@@ -910,7 +913,8 @@ def test_who_comes_next_goes_on_where_the_last_one_was(
     answerers.write(CLICK, CLICK)
     turned(first)
     answerers.write(CLICK)
-    second = answerers.open("s2")  # takes a partition over; the first has not gone
+    # The second takes a partition over while the first still runs.
+    second = answerers.open("s2")
     answerers.write(CLICK, CLICK, partition=1)
     turned(first, second, first)
     first._group.close()  # noqa: SLF001 -- it is taken for dead, and does not know it

@@ -1,4 +1,4 @@
-"""Records of the plans topic as JSON: what is written is read, and nonsense stays outside."""
+"""Records of the plans topic as JSON: they are read as written, and invalid ones are rejected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.spot.provisioning.examples import T0, ended, lead, ordered, plan
 
 
 def planned_by_count(*machines: OfferCount) -> Planned:
-    """A decision that counts."""
+    """Return a decision with numbers of machines."""
     return msgspec.structs.replace(planned(), places=(), machines=machines)
 
 

@@ -1,4 +1,4 @@
-"""Whatever is cut off or altered, the newest checkpoint that is whole is found, byte by byte."""
+"""Finds the newest intact checkpoint, even if any bytes of the files are cut off or altered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from common.storage.port import Blobs
 
-LATER_S = TAKEN_BACK_S  # epochs of these tests are drawn in 1970: a day later
+# A day after 1970, when these epochs are drawn.
+LATER_S = TAKEN_BACK_S
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)
 FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
 
@@ -62,7 +63,7 @@ def read(store: CheckpointStore, name: ModelId) -> dict[str, bytes]:
 def clear(
     store: CheckpointStore, count: int, begun: ModelId | None = None, now_s: float = LATER_S
 ) -> list[ModelId]:
-    """Delete what is too much, as somebody does who has just read the newest back."""
+    """Delete surplus checkpoints, as a process does that has just read the newest one."""
     known = store.finished()
     witnesses = known if begun is None else [*known, begun]
     counting = [each for each in known if not taken_back(each, witnesses)]
@@ -71,13 +72,13 @@ def clear(
 
 
 def best_of(blobs: Blobs) -> ModelId | None:
-    """Where the hint for tools points."""
+    """Return the version that the hint for tools names."""
     data = blobs.get("clicks/checkpoints/best")
     return None if data is None else named_by(data.decode())
 
 
 def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
-    """The newest that can be read whole, and what was passed over on the way to it."""
+    """Return the newest version that can be read completely, and the errors of newer ones."""
     found = from_store(store)
     readable, unreadable = found.readable, dict(found.unreadable)
     for name, stored in readable.items():
@@ -91,7 +92,7 @@ def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
     return None, unreadable
 
 
-# --- when nothing goes wrong ---------------------------------------------------------------------
+# --- without faults ------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_read_as_it_was_saved(blobs: Blobs) -> None:
@@ -185,7 +186,7 @@ def test_in_whatever_order_they_come_the_hint_ends_at_the_best(names: list[Model
     assert store.latest() == max(names)
 
 
-# --- cut off at every step -----------------------------------------------------------------------
+# --- failures at every step ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last_lands", [False, True])
@@ -216,7 +217,7 @@ def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
     assert store.latest() == NEW
 
 
-# --- kept ----------------------------------------------------------------------------------------
+# --- retention -----------------------------------------------------------------------------------
 
 
 def test_the_newest_few_are_kept(blobs: Blobs) -> None:
@@ -275,7 +276,8 @@ def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
     blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
     clear(store, 1)
     assert store.finished() == [NEW]
-    assert len(blobs.names("")) == 3 + 1 + 1  # somebody may be writing the torn one; the hint
+    # The torn one stays because its writer may still be at work. The last one is the hint.
+    assert len(blobs.names("")) == 3 + 1 + 1
 
 
 def test_an_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
@@ -390,7 +392,8 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls
         assert newest(store)[0] == NEW
     clear(store, 1)
     assert store.finished() == [NEW, ModelId(3, 10)]
-    assert len(blobs.names("")) == 2 * 3 + 2  # two parts and a manifest each, and two hints
+    # Each checkpoint has two parts and a manifest. There are two hints.
+    assert len(blobs.names("")) == 2 * 3 + 2
 
 
 @given(
@@ -419,7 +422,7 @@ def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
     assert store.finished() == kept
 
 
-# --- what a job begins with ----------------------------------------------------------------------
+# --- checkpoints with which a job begins ---------------------------------------------------------
 
 
 def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> None:
@@ -497,7 +500,7 @@ def test_a_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None
     damaged[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
     blobs.content[blob] = bytes(damaged)
     try:
-        name, _ = newest(store)  # which compares all that it reads
+        name, _ = newest(store)  # it compares all that it reads
     except FutureFormatError:
         return
     assert name is not None
@@ -514,10 +517,10 @@ def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: 
 @pytest.mark.parametrize("lie", ["latest", "page"])
 def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> None:
     class Unreadable(LyingBlobs):
-        """Gives no object for the hint."""
+        """Has no object for the hint."""
 
         def get(self, name: str) -> bytes | None:
-            """Read, but for the hint."""
+            """Read any object but the hint."""
             if self.lie is not None and name.endswith("/latest"):
                 raise UnavailableError("the answer is no object")
             return super().get(name)

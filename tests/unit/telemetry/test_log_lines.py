@@ -1,4 +1,4 @@
-"""One line per event, whatever the values are; one form for ours and for others'."""
+"""Each event is one line with any values, and all libraries' lines have the same format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIME = "2027-01-15T08:00:00.123Z"
 
 
 def of_a_library(name: str, message: str, *values: object) -> logging.LogRecord:
-    """Make a record as a library's call of `logging` does."""
+    """Return a record of a library's call of `logging`."""
     record = logging.LogRecord(name, logging.ERROR, "", 0, message, values, None)
     record.created = 1_800_000_000.1239
     return record
 
 
 def of_ours(event: str, **fields: object) -> logging.LogRecord:
-    """Make the record that an event of ours becomes."""
+    """Return the record of one of our events."""
     (message,), carried = to_record(None, "log", {"event": event, **fields})
     extra = carried["extra"]
     assert isinstance(extra, dict)
@@ -37,7 +37,7 @@ def of_ours(event: str, **fields: object) -> logging.LogRecord:
 
 
 def failing(reason: str) -> logging.LogRecord:
-    """Make the record of an event with an exception."""
+    """Return the record of an event with an exception."""
     record = of_ours("failed")
     try:
         raise ValueError(reason)  # noqa: TRY301 -- for its traceback
@@ -59,7 +59,8 @@ def test_a_console_s_line_has_time_level_event_and_fields() -> None:
 
 def test_json_has_the_same_in_an_object() -> None:
     line = line_of(of_ours("taken", job="digits", at=(1, 2)), "json", service="worker")
-    assert '"event": "taken"' in line  # as those look for it who read many lines
+    # Searches of long logs rely on this form.
+    assert '"event": "taken"' in line
     assert list(json.loads(line).items()) == [
         *(("time", TIME), ("level", "error"), ("event", "taken")),
         *(("service", "worker"), ("job", "digits"), ("at", [1, 2])),
@@ -125,7 +126,7 @@ def test_event_logged_as_an_exception_without_one_has_no_traceback() -> None:
 
 
 def read(line: str) -> dict[str, object]:
-    """A line, as strict a reader as there is."""
+    """Parse a line as strictly as any reader."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")

@@ -1,4 +1,4 @@
-"""What is told goes by the settings, cheaply, with what was bound; trouble is told once."""
+"""Logs follow the settings, cheaply and with bound values, and report each problem once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Terminal(io.StringIO):
     """A stream that shows colours."""
 
     def isatty(self) -> bool:
-        """It is one."""
+        """Return True."""
         return True
 
 
@@ -163,7 +163,7 @@ def test_requests_with_their_headers_are_not_logged_even_at_debug() -> None:
     set_up_logging(Settings(log_level="debug"), stream)
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
     logging.getLogger("botocore.auth").info("told")
-    logging.getLogger("httpx2").info("GET https://secret.example")  # as it does of each request
+    logging.getLogger("httpx2").info("GET https://secret.example")  # it logs each request like this
     assert "secret" not in stream.getvalue()
     assert "told" in stream.getvalue()
 
@@ -189,4 +189,5 @@ def test_stage_times_are_logged_as_counts_and_mean_milliseconds() -> None:
     fields = json.loads(stream.getvalue())
     assert fields["event"] == "stage_times"
     assert fields["push"] == 2
-    assert fields["push_ms"] == pytest.approx(2_700_000.0, rel=0.1)  # of any machine's speed
+    # The tolerance allows for machines of any speed.
+    assert fields["push_ms"] == pytest.approx(2_700_000.0, rel=0.1)

@@ -1,4 +1,4 @@
-"""Outages: one line of the log for each, in metrics for as long as it lasts, told to its job."""
+"""Outages: one log line each, in metrics while they last, and reported to their job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSED = OSError("refused")
 
 
 def said(stream: io.StringIO) -> list[str]:
-    """Events with their reasons."""
+    """Return the events with their reasons."""
     lines = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     return [line.partition(" after_s=")[0] for line in lines]
 
@@ -56,7 +56,8 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     outage = Outage(log, "redis", clock)
     for _ in range(3):
         outage.met(REFUSED)
-        outage.quiet()  # the reader finds nothing new, and no wonder
+        # The reader finds nothing new, as expected.
+        outage.quiet()
         clock.advance(SETTLED_S / 2)
         outage.quiet()
     clock.advance(SETTLED_S / 2)

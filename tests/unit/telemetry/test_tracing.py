@@ -1,4 +1,4 @@
-"""A batch's trace: the same ids and the same lot in every process."""
+"""A batch's trace has the same ids and the same sampling decision in every process."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def test_the_share_that_is_sampled_is_the_ratio() -> None:
 
 
 def test_a_trace_has_the_same_name_in_another_process_and_for_ever() -> None:
-    # Python's own `hash` is another in each process; and a version that names traces otherwise
-    # would tear those apart that an older worker is still at.
+    # Python's own `hash` differs between processes. A version that names traces in another way
+    # would
+    # split traces with an older worker's spans.
     address = (Span("clinic-a", 0, 10, 20), Span("clinic-b", 3, 0, 7))
     expected = BatchTrace(0xB2C676ADD51C41C9C97769DA7EFBAF79, 0xE049D8DA18292AC6)
     result = subprocess.run(  # noqa: S603 -- our own command line

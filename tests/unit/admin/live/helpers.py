@@ -1,4 +1,4 @@
-"""Jobs and audit records for tests of what the admin service follows."""
+"""Jobs and audit records for tests of the followers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 JOB = "digits"
 STREAMS = ("clicks", "views")
-PATIENCE_S = 120.0  # for what must happen: a test that waits so long has failed
+# A test that waits longer than this has failed.
+PATIENCE_S = 120.0
 BATCH = 10  # records of a batch
 
 SPEC = f"""
@@ -51,7 +52,7 @@ optimizer: {{name: sgd, learning_rate: 0.1}}
 
 
 def job(wanted: Wanted = "running", name: str = JOB) -> JobRecord:
-    """A job on two streams of two partitions each, which begins at 100 everywhere."""
+    """Return a job on two streams of two partitions each, which begins at offset 100 everywhere."""
     spec = parse_job(SPEC.replace(f"name: {JOB}", f"name: {name}"))
     first = {Partition(stream, index): 100 for stream in STREAMS for index in (0, 1)}
     return JobRecord(spec, wanted, by_stream(first), "submitted", 1000.0)
@@ -64,7 +65,7 @@ class HeldLog(MemoryLog):
     """A log with an open transaction of seven records on one partition."""
 
     def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
-        """Add the records of the transaction."""
+        """Add the transaction's records."""
         found = super().high_watermarks(partitions)
         return {place: end + 7 * (place == HELD) for place, end in found.items()}
 
@@ -72,7 +73,7 @@ class HeldLog(MemoryLog):
 def batch(
     number: int, worker: str = "w0", skipped: int = 0, samples: int = BATCH, stream: str = "clicks"
 ) -> Batch:
-    """The batch with this control offset."""
+    """Return the batch with this control offset."""
     span = Span(stream, 0, 100 + number * 20, 100 + number * 20 + BATCH)
     left_out = tuple(Skipped(stream, 0, span.start + index, "torn") for index in range(skipped))
     return Batch(number, WorkerId(worker), (span,), samples, left_out)
@@ -86,7 +87,7 @@ def update(
     metrics: dict[str, float] | None = None,
     short: str = "",
 ) -> UpdateApplied:
-    """An update of one batch, unless it is said of which."""
+    """Return an update of these batches. By default it has one batch."""
     made = batches or (batch(version),)
     samples = sum(each.samples for each in made)
     accuracy = {"accuracy": 0.25} if metrics is None else metrics
@@ -94,20 +95,20 @@ def update(
 
 
 def lead(after: int = -1, base: ModelId = GENESIS, candidate: str = "c", epoch: int = 0) -> Lead:
-    """A candidacy."""
+    """Return a Lead record."""
     return Lead(after, base, candidate, epoch)
 
 
 def quarantine(epoch: int, number: int, reason: str = "poison: it raised") -> Quarantined:
-    """A batch that can never be used."""
+    """Return a Quarantined record."""
     return Quarantined(epoch, batch(number), reason)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until something is so.
+    """Wait until a condition holds.
 
     Raises:
-        AssertionError: If it is not for long.
+        AssertionError: If it does not hold within `PATIENCE_S`.
     """
     until = time.monotonic() + PATIENCE_S
     while not holds():
@@ -116,10 +117,10 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 async def happens(holds: Callable[[], bool]) -> None:
-    """Wait until something is so, and let others go on meanwhile.
+    """Wait until a condition holds, while other coroutines run.
 
     Raises:
-        AssertionError: If it is not for long.
+        AssertionError: If the condition does not hold within `PATIENCE_S`.
     """
     until = time.monotonic() + PATIENCE_S
     while not holds():
@@ -128,7 +129,7 @@ async def happens(holds: Callable[[], bool]) -> None:
 
 
 class Topics:
-    """The topics of a job in a log in memory."""
+    """Create the topics of a job in a log in memory."""
 
     def __init__(self, log: MemoryLog, name: str = JOB, partitions: int = 2) -> None:
         self.log = log
@@ -145,13 +146,13 @@ class Topics:
             self._writer.append(topics.updates_topic(self.name), encode_audit(record))
 
     def claim(self, *batches: Batch) -> None:
-        """Append to the control topic: the batches' worker holds them."""
+        """Append to the control topic: the worker of these batches has their rows."""
         for each in batches:
             claim = BatchReady(each.worker, each.address, each.samples, each.skipped)
             self._writer.append(topics.control_topic(self.name), encode_claim(claim))
 
     def plan(self, *records: PlanRecord) -> None:
-        """Append to the plans topic, which begins to be then."""
+        """Append to the plans topic. The first call creates the topic."""
         self.log.create_topics([NewTopic(topics.plans_topic(self.name))])
         for record in records:
             self._writer.append(topics.plans_topic(self.name), encode_plan(record))

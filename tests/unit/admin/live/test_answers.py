@@ -1,4 +1,4 @@
-"""The view of a job: the same as a naive recomputation from the records that count."""
+"""The view of a job equals a naive recomputation from the records that count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from common.spot.provisioning.fleet_ledger import FleetLedger
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
 
-STEP_S = 0.5  # between records
+STEP_S = 0.5  # seconds between records
 COURSE = st.lists(
     st.one_of(
         st.tuples(st.just("update"), st.integers(0, 2), st.sampled_from([0, 0, 0, 1, -1])),
@@ -37,11 +37,12 @@ COURSE = st.lists(
 
 
 def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
-    """What several leaders, dead ones with them, wrote.
+    """Return the records of several leaders, including dead ones that still write.
 
     Args:
-        course: What was written; by the leader so many leads ago; how far from the right version,
-            or how far a new leader goes back, or which batch.
+        course: For each record, its kind; which leader wrote it, counted back from the newest; and
+            the distance from the right version, the number of versions that a new leader rolls
+            back, or the number of the batch.
     """
     history, epochs, records = History(), [-1], list[AuditRecord | None]()
     for offset, (what, ago, number) in enumerate([("lead", 0, 0), *course]):
@@ -66,7 +67,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
 def effective(
     records: list[AuditRecord | None],
 ) -> tuple[list[tuple[float, UpdateApplied]], list[Quarantined]]:
-    """The updates that count with the times of their records, and the quarantined batches."""
+    """Return the counting updates with their times, and the quarantined batches."""
     history, by_name = History(), dict[ModelId, tuple[float, UpdateApplied]]()
     for offset, record in enumerate(records):
         if history.feed(offset, record) and isinstance(record, UpdateApplied):
@@ -83,7 +84,7 @@ def test_the_view_is_what_the_effective_history_says(
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
         if offset in asked_at:
-            progress_answer(view, offset * STEP_S)  # to be asked changes nothing
+            progress_answer(view, offset * STEP_S)  # reading it must change nothing
             workers_answer(view, FleetLedger(), offset * STEP_S)
     now = len(records) * STEP_S
     made, quarantined = effective(records)
@@ -191,7 +192,7 @@ def test_pages_follow_one_another_without_a_gap() -> None:
 
 
 def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
-    # Offsets below 500 are gone; whose epoch 480 is in force shows its first update.
+    # Offsets below 500 are gone. The first update shows that the epoch of Lead 480 is in force.
     view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)

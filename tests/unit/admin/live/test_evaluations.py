@@ -1,4 +1,4 @@
-"""What evaluators told of a job is shown of versions that count, in bounded memory."""
+"""Evaluations of a job are shown for versions that count, in bounded memory."""
 
 from __future__ import annotations
 

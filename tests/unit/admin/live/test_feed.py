@@ -1,4 +1,4 @@
-"""The ring of events: one copy of bytes, any number of readers, each at its own pace."""
+"""The ring of events has one copy of each event, for readers at different positions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_streams_of_several_loops_are_woken_and_ended() -> None:
     assert feed.listeners == 2
     feed.publish("update", b"{}")
     feed.close()
-    feed.publish("update", b"{}")  # to nobody
+    feed.publish("update", b"{}")  # without subscribers
     for thread in threads:
         thread.join(120)
     assert woken == ["event", "event"]

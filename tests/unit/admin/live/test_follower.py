@@ -1,4 +1,4 @@
-"""The follower of a job: what it knows, what it tells, what it survives."""
+"""A job's follower: its data, its reports, and recovery from faults."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ UPDATES = Partition(topics.updates_topic(JOB), 0)
 
 
 class Rig:
-    """A job in memory, and whoever follows it."""
+    """A job in memory, and its follower."""
 
     def __init__(self) -> None:
-        self.ahead_s = 0.0  # of the service's clock
+        # The service's clock is ahead by this time.
+        self.ahead_s = 0.0
         self.log = MemoryLog()
         self.redis = MemoryRedis()
         self.topics = Topics(self.log)
@@ -58,7 +59,7 @@ class Rig:
         self._read = 0
 
     def numbers(self) -> Numbers:
-        """As of the last summary."""
+        """Return the numbers of the last summary."""
         summary = self.follower.summary
         assert summary is not None
         assert summary.numbers is not None
@@ -66,22 +67,22 @@ class Rig:
 
     @cached_property
     def follower(self) -> JobFollower:
-        """Of the job, once somebody follows it; a stream of events is open."""
+        """Return the job's follower, with a stream of events that is open."""
         follower = self.followers.of(JOB)
         follower.feed.listen(self.loop, asyncio.Event())
         return follower
 
     def begin(self) -> JobFollower:
-        """Follow, and wait until all is known."""
+        """Follow the job, and wait until everything is known."""
         eventually(lambda: self.follower.ready)
         return self.follower
 
     def progress(self) -> Any:  # noqa: ANN401 -- JSON
-        """As it is told."""
+        """Return the progress as the API reports it."""
         return json.loads(self.follower.job_json())["progress"]
 
     def next_events(self) -> list[tuple[str, Any]]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         found = self.follower.feed.since(self._read)
         assert found is not None
         data, self._read = found
@@ -92,7 +93,7 @@ class Rig:
         return events
 
     def next_named(self, name: str) -> Any:  # noqa: ANN401 -- JSON
-        """The data of the next event of this name."""
+        """Return the data of the next event of this name."""
         found = list[Any]()
 
         def came() -> bool:
@@ -129,7 +130,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     monkeypatch.setattr(JobProgress, "look", look_at)
 
     def rests() -> bool:
-        """See four looks without a summary."""
+        """Wait for four polls without a summary."""
         begun, before = len(looks), len(made)
         eventually(lambda: len(looks) > begun + 3 or len(made) > before)
         return len(made) == before
@@ -138,7 +139,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     eventually(rests)
     rig.topics.audit(lead(), update(0, 1))
     eventually(lambda: rig.numbers().version == 1)
-    # The rate falls with time alone.
+    # The rate falls as time passes.
     assert rig.numbers().updates_per_s
     rig.ahead_s = 100.0
     eventually(lambda: rig.numbers().updates_per_s == 0)
@@ -174,7 +175,7 @@ def test_what_an_evaluator_writes_is_published_if_its_version_counts(rig: Rig) -
     rig.begin()
     assert rig.progress()["evaluation"]["test"] == {"accuracy": 0.5}
     rig.topics.audit(
-        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # of a version that nobody made
+        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # no leader made this version
         update(0, 2),
         Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
         Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
@@ -201,7 +202,7 @@ def test_what_an_evaluator_writes_of_the_first_weights_is_published(rig: Rig) ->
     rig.topics.audit(lead(), Evaluated(GENESIS, 1.0, 100, {"accuracy": 0.1}), update(0, 1))
     data = rig.next_named("evaluation")
     assert (data["version"], data["epoch"], data["test"]) == (0, -1, {"accuracy": 0.1})
-    eventually(lambda: rig.progress()["version"] == 1)  # it went on
+    eventually(lambda: rig.progress()["version"] == 1)  # it continued
 
 
 def test_takeover_is_reported_by_the_job_anew(rig: Rig) -> None:
@@ -232,7 +233,7 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
         ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
-        Ended(7, 1, 4.0, "lost"),  # of nobody's term
+        Ended(7, 1, 4.0, "lost"),  # no leader has this term
     )
     eventually(lambda: _running(follower) == 1)
     rig.topics.plan(Ended(0, 1, 5.0, "preempted", "taken back"))
@@ -377,7 +378,8 @@ def test_unwatched_job_is_folded_and_publishes_nothing(rig: Rig) -> None:
     eventually(lambda: version() == 2)
     feed = rig.follower.feed
     assert feed.end == 1  # it is counted
-    assert feed.since(0) is None  # so who comes back begins anew
+    # A client that reconnects starts afresh.
+    assert feed.since(0) is None
 
 
 def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:

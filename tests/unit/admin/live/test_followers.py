@@ -1,4 +1,4 @@
-"""Which jobs a process follows, and how a request waits for one."""
+"""A process follows some jobs, and a request waits until its job is followed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Rig:
-    """Two jobs in memory, one of them stopped, and whoever follows them."""
+    """Two jobs in memory, one of them stopped, and their followers."""
 
     def __init__(self, log: MemoryLog | None = None) -> None:
         self.log = MemoryLog() if log is None else log
@@ -59,12 +59,12 @@ class Rig:
         self.followers = Followers(self.sources, self.ending)
 
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-        """Look at boards, and count the looks."""
+        """Poll boards, and count the polls."""
         self.looks.append(len(boards))
         return one_by_one(boards)
 
     def followed(self) -> set[str]:
-        """Jobs that are followed."""
+        """Return the followed jobs."""
         return set(self.followers._followers)  # noqa: SLF001
 
 
@@ -125,7 +125,7 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.M
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         follower.feed.listen(loop, news)
         rig.jobs = {**rig.jobs, JOB: job("stopped")}
-        await happens(lambda: other.ended_s is not None)  # which nobody listens to
+        await happens(lambda: other.ended_s is not None)  # nobody subscribes to this one
         assert follower.ended_s is None
         follower.feed.unlisten(news)
         await happens(lambda: follower.ended_s is not None)
@@ -164,7 +164,7 @@ def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    follower.due_s = 0.0  # as it is while its topics are opened
+    follower.due_s = 0.0  # its topics are being opened
     follower.guarded(_fail)
     passes.clear()
     eventually(lambda: passes["_sweep"] == 6)
@@ -244,7 +244,7 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     assert summary.numbers.version == 2
     assert "paused" not in rig.followed()
     rig.log.go_away()
-    asyncio.run(rig.followers.known([record]))  # from memory
+    asyncio.run(rig.followers.known([record]))  # read from memory
     assert rig.followers.summary(record) == summary
     rig.log.come_back()
 
@@ -312,7 +312,7 @@ class RefusingLog(MemoryLog):
     """A log that refuses to describe a topic."""
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """Describe topics, unless the refused one is among them."""
+        """Describe topics, or raise if the refused one is among them."""
         if f"doll.{JOB}.control" in topics:
             raise OutsideError("Topic authorization failed")
         return super().describe(topics)

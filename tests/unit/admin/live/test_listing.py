@@ -1,4 +1,4 @@
-"""The list of jobs: its work is in proportion to what has changed and to what is shown."""
+"""The list of jobs costs time in proportion to the changed jobs and the shown ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOBS = 1000
 
 
 class Rig:
-    """Many jobs, and a count of what is asked about them."""
+    """Many jobs, and a count of the questions about them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs = {name: job("paused", name) for name in map("j{:04}".format, range(JOBS))}
@@ -35,13 +35,13 @@ class Rig:
         monkeypatch.setattr("services.admin.live.listing.job_summary", counted)
 
     def summary(self, record: JobRecord) -> LiveSummary:
-        """How a job is."""
+        """Return a job's summary."""
         self.asked.append(record.spec.name)
         default = LiveSummary(State("paused", ""), JobProgress(record).numbers(0.0))
         return self.summaries.get(record.spec.name, default)
 
     def page(self, sort: str = "id", count: int = 20) -> list[bytes]:
-        """The first rows."""
+        """Return the first rows."""
         self.listing.renew()
         return [self.listing.rows[name].json for name in self.listing.order(sort)[:count]]
 

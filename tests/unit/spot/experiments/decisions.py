@@ -1,4 +1,4 @@
-"""Decisions and policies for tests: what stands in a script, whatever the situation."""
+"""Decisions and policies for tests, which follow a script in every situation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decide(
     situation: Situation | None = None,
     reason: str = "so it is written",
 ) -> Decision:
-    """Make a decision out of its places alone."""
+    """Return a decision with these places."""
     count = len(places)
     if situation is None:
         work = Work(np.ones(count), 1, 1, 1.0, 1.0)
@@ -45,7 +45,7 @@ def decide(
 
 
 def count(situation: Situation | None = None, **machines: int) -> Decision:
-    """Make a decision that counts machines by pool."""
+    """Return a decision with numbers of machines by pool."""
     decided = decide([ON_DEMAND], situation=situation)
     offers = {Offer(pool.replace("_", "-")): number for pool, number in machines.items()}
     return Decision(offers, decided.plan, decided.reason, decided.basis)
@@ -53,7 +53,7 @@ def count(situation: Situation | None = None, **machines: int) -> Decision:
 
 @dataclass
 class Scripted(Policy):
-    """Answers as its function does, and remembers what it was asked."""
+    """Calls a function to decide, and records the situations."""
 
     answer: Callable[[Situation, Decision | None], Decision]
     name: ClassVar[str] = "scripted"
@@ -63,13 +63,13 @@ class Scripted(Policy):
     asked: list[Situation] = field(default_factory=list)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Answer."""
+        """Return the function's decision."""
         self.asked.append(situation)
         return self.answer(situation, last)
 
 
 def always(places: Sequence[int]) -> Callable[[Situation, Decision | None], Decision]:
-    """Answer the same at all times."""
+    """Return a function that always decides the same."""
 
     def answer(situation: Situation, last: Decision | None) -> Decision:
         return last or decide(places, situation=situation)

@@ -1,4 +1,4 @@
-"""A small job in virtual time, with a learner that counts how often each record was used."""
+"""A small job in virtual time, with a learner that counts the uses of each record."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 GROUP_SIZE, BATCH_SIZE = 3, 4
 RATE_PER_S = 10.0
-MOST_RECORDS = 1000  # of a stream
+MOST_RECORDS = 1000  # records of a stream
 
 
 class Counting(Learner):
-    """A `Learner` whose weights count, for every record, how often it was used."""
+    """A `Learner` whose weights count the uses of each record."""
 
     def __init__(self, streams: int) -> None:
         self.used: npt.NDArray[np.float32] = np.zeros((streams, MOST_RECORDS), np.float32)
@@ -39,7 +39,7 @@ class Counting(Learner):
         self._rounds: dict[int, npt.NDArray[np.float32]] = {}
 
     def gradient(self, compute: Compute) -> Computed:
-        """Count the records of its batches."""
+        """Count the records of the batches."""
         vector = np.zeros_like(self.used)
         for batch in compute.batches:
             for span in batch.address:
@@ -47,13 +47,13 @@ class Counting(Learner):
         return Computed(float(len(compute.batches)), vector)
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
-        """Add."""
+        """Add counts."""
         assert computed is not None
         assert computed.sum() == samples
         self._rounds[round_] = self._rounds.get(round_, 0) + computed
 
     def apply(self, command: do.Apply, now: float) -> None:
-        """Apply."""
+        """Apply counts."""
         del now
         added = self._rounds.pop(command.round)
         self.used += added
@@ -61,12 +61,12 @@ class Counting(Learner):
         assert command.update.version == len(self.sums)
 
     def discard(self, round_: int) -> None:
-        """Forget."""
+        """Discard counts."""
         self._rounds.pop(round_, None)
 
 
 class Bench:
-    """A protocol with streams, and machines that the test starts."""
+    """A protocol with streams, and machines that tests start."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""When updates are made: against records drawn one by one, and against the paper's equations."""
+"""Times of updates, compared with records drawn one by one and with the paper's equations."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def givens(rates: Array, updates: int, theta: float = 1.05, k: int = 20, b: int 
 
 @dataclass
 class Drawn:
-    """Offers as they are drawn, one character for a step, the same for all; the last one stays."""
+    """Offers by a drawing, one character per step. The last one lasts."""
 
     timeline: str
     shape: tuple[int, int]
     steps: int = field(default=0, init=False)
 
     def __call__(self, now_s: float) -> npt.NDArray[np.bool_]:
-        """Tell."""
+        """Return the offers of a step."""
         assert now_s == 2.0 * self.steps
         self.steps += 1
         at = min(self.steps, len(self.timeline)) - 1
@@ -63,19 +63,19 @@ class Jump:
 
     @property
     def mean_usd_per_hour(self) -> float:
-        """Of no interest here."""
+        """Return any price: these tests do not use the mean."""
         return self.before
 
     def at(self, now_s: float) -> Array:
-        """Tell."""
+        """Return the price."""
         return np.full(self.runs, self.before if now_s < self.at_s else self.after)
 
     def changed(self, before_s: float, now_s: float) -> npt.NDArray[np.bool_]:
-        """Tell."""
+        """Return the price."""
         return np.full(self.runs, before_s < self.at_s <= now_s)
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
-        """Tell."""
+        """Return the price."""
         return ConstantPrices(self.before, self.runs).past(run, ahead_s, most_s)
 
 
@@ -84,12 +84,12 @@ def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:
 
 
 def steady(runs: int, workers: int, timeline: str = "#") -> Conditions:
-    """Constant prices, and offers by a timeline."""
+    """Return constant prices, and offers by a timeline."""
     return Conditions(prices(runs), (None, Drawn(timeline, (runs, workers))))
 
 
 def chained(runs: int, workers: int, cycle_s: float = 100.0) -> Conditions:
-    """The paper's market, ten times as fast."""
+    """Return the paper's market, ten times as fast."""
     chain = TwoStateChain(ALPHA, cycle_s, (runs, workers), np.random.default_rng(3))
     return Conditions(prices(runs), (None, chain))
 
@@ -102,7 +102,7 @@ def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
     done = simulate_analytically(job, OnDemandOnly(), steady(runs, workers), seed=1)
-    # what is left over in batches of the others, when the last one is complete
+    # Incomplete batches of the other workers are left over when the last update is complete.
     expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
     error_s = runtimes_s(done).std() / np.sqrt(runs)
     assert runtimes_s(done).mean() == pytest.approx(expected_s, abs=5 * error_s)
@@ -128,7 +128,14 @@ def test_the_static_split_costs_what_equation_16_says() -> None:
 def record_by_record(
     rates: Array, work: tuple[int, int, int], gaps: tuple[float, int], rng: np.random.Generator
 ) -> float:
-    """When K J batches are complete, if every record is drawn; gaps: Gamma of a shape, how many."""
+    """Return when K J batches are complete, with every record drawn.
+
+    Args:
+        rates: (workers,) records per second.
+        work: K, b and J.
+        gaps: Shape of the Gamma distribution, and number of gaps.
+        rng: Source of random numbers.
+    """
     k, b, updates = work
     shape, count = gaps
     times_s = rng.gamma(shape, 1 / (shape * rates[:, np.newaxis]), (len(rates), count)).cumsum(
@@ -141,24 +148,25 @@ def record_by_record(
 
 @pytest.mark.parametrize("shape", [1.0, 4.0])
 def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float) -> None:
-    # few records, rates that differ: parts of batches are a tenth of the work
+    # There are few records, and rates differ: partial batches are a tenth of the work.
     k, b, updates, runs = 3, 8, 12, 500
     rates = np.array([3.0, 1.0, 2.0, 0.5])
     rng = np.random.default_rng(5)
     slow = [record_by_record(rates, (k, b, updates), (shape, 400), rng) for _ in range(runs)]
     job = givens(np.tile(rates, (runs, 1)), updates, k=k, b=b)
-    # steps short enough that where in a step the update comes is no matter
+    # Steps are short enough that the update's place in a step does not matter.
     conditions = replace(steady(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
     done = runtimes_s(simulate_analytically(job, OnDemandOnly(), conditions, seed=6))
     assert stats.ks_2samp(done, slow).pvalue > 0.001
     assert done.mean() == pytest.approx(np.mean(slow), abs=5 * np.std(slow) / np.sqrt(runs / 2))
 
 
-EVEN = 0.0  # variation: then a timeline alone says when the last update comes, but for the phases
+# Variation 0: only the timeline and the phases determine when the last update comes.
+EVEN = 0.0
 
 
 def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditions]:
-    """Two updates of 100 records at 5 a second: 40 s."""
+    """Two updates of 100 records at 5 a second take 40 s."""
     job = replace(givens(np.array([[5.0]]), updates=2, k=10, b=10), gradient_s=gradient_s)
     return job, replace(steady(1, 1, timeline), variation=EVEN)
 
@@ -224,7 +232,7 @@ def test_reassigned_streams_cost_capacity_alone() -> None:
         capacity_per_s=lambda machines: 0.1 * machines,
     )
     (run,) = simulate_analytically(job, Static(4), conditions, seed=1)
-    # what came in the outage is made up for afterwards
+    # The records of the outage are caught up afterwards.
     assert run.runtime_s == pytest.approx(100.0, abs=3.0)
 
 
@@ -261,7 +269,8 @@ def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
 
 
 def test_prices_are_paid_as_they_are_and_policies_see_them() -> None:
-    # 0.1 USD an hour for 10 s, then 0.3; the policy goes on demand then
+    # The price is 0.1 USD an hour for 10 s, then 0.3. From then on the policy uses on-demand
+    # machines.
     job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(steady(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
     policy = Scripted(always([SPOT] * 4))
@@ -287,7 +296,7 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
 
 
 def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
-    # 20 records a second, of which 10 make an update: long before the end 24,000 give or take 155
+    # 20 records/s arrive, and an update takes 10. At 1,200 s, 24,000 ± 155 records have arrived.
     runs = 200
     job = givens(np.full((runs, 4), 5.0), updates=10_000, k=2, b=5)
     policy = Scripted(always([ON_DEMAND] * 4), review_s=600.0)
@@ -298,7 +307,7 @@ def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
 
 
 def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
-    # looked at again and again, the records are no others than drawn at once
+    # Repeated lookups return the same records as a single draw.
     runs = 300
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
     once = simulate_analytically(job, OnDemandOnly(), steady(runs, 4), seed=1)

@@ -1,4 +1,4 @@
-"""Records arrive by the law that was asked for, and counts and times are two sides of one thing."""
+"""Records arrive by the given law, and counts and times agree with each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gaps_are_exponential() -> None:
     gaps = np.diff(times(stream("poisson"), 40_000), prepend=0.0)
     assert gaps.mean() == pytest.approx(1 / 125, abs=5 / 125 / math.sqrt(40_000))
     assert stats.kstest(gaps, stats.expon(scale=1 / 125).cdf).pvalue > 0.001
-    # One gap says nothing of the next, at the ends of chunks neither.
+    # Consecutive gaps are independent, even between chunks.
     assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 5 / math.sqrt(40_000)
 
 
@@ -110,7 +110,8 @@ def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
     assert (np.diff(arrived) >= 0).all()
     gaps = np.diff(arrived)
     at_ends = gaps[CHUNK - 1 :: CHUNK]
-    assert at_ends.max() < 25 * gaps.mean() + 10  # the nightly pause of the trace is one gap
+    # The trace's nightly pause is one gap.
+    assert at_ends.max() < 25 * gaps.mean() + 10
     assert arrived[0] >= 0
 
 
@@ -133,8 +134,10 @@ def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> No
     assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
     with pytest.raises(ParameterError, match="was forgotten"):
         arrivals.time_of(2 * CHUNK - 1)
-    arrivals.forget_before(10)  # earlier than what is forgotten: nothing more
-    arrivals.forget_before(100 * CHUNK)  # more than there is: all there is
+    # Earlier than the forgotten ones: no effect.
+    arrivals.forget_before(10)
+    # More than there is: forgets everything.
+    arrivals.forget_before(100 * CHUNK)
     assert arrivals.time_of(3 * CHUNK) > kept_s
 
 

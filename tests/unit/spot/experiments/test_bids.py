@@ -1,4 +1,4 @@
-"""A backlog under bids: what is paid, what is refunded, what a run may know beforehand."""
+"""A backlog under bids: payments, refunds, and a run's knowledge of the future."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOUR_S = 3600.0
-JOB: dict[str, Any] = {  # five updates a second on four machines: theta_0 is two hours
+# Five updates a second on four machines: theta_0 is two hours.
+JOB: dict[str, Any] = {
     "workers": 4,
     "arrivals": {"process": "backlog"},
     "on_preemption": "reassign",
@@ -74,7 +75,7 @@ def test_an_hour_in_which_the_price_passes_the_bid_costs_nothing_and_work_stands
 
 
 def test_a_pool_that_refuses_machines_is_passed_over_until_the_next_look(tmp_path: Path) -> None:
-    # Nothing is to be had on spot from the second hour on.
+    # No spot machine is available from the second hour on.
     (tmp_path / "there.csv").write_text("seconds,n\n0,1\n3600,0\n90000,0\n")
     there = {"file": "there.csv", "start_s": 0.0}
     pool = {"usd_per_hour": 0.05, "availability": there, "together": True, "billing": "ec2-2017"}
@@ -82,7 +83,7 @@ def test_a_pool_that_refuses_machines_is_passed_over_until_the_next_look(tmp_pat
     alone, bids = run.pools
     assert (bids.launches, bids.preemptions) == (4, 4)
     assert run.met
-    # Machines on demand work in their place at once; to ask the pool again costs no time.
+    # On-demand machines replace them at once. Another request to the pool takes no time.
     assert run.runtime_s == pytest.approx(2 * HOUR_S + 30)
     assert alone.machine_s == pytest.approx(4 * (HOUR_S + 30))
 

@@ -1,4 +1,4 @@
-"""Who reads which stream."""
+"""Assignment of streams to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments in both modes: they agree with each other, with the theory, and with their file."""
+"""Experiments in both modes agree with each other, with the theory, and with their file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
         (whole,) = simulate(an_experiment(mode="protocol", **changes), tmp_path, 1, seed)
 
         assert whole.finished
-        # Rates, prices and preemptions are the same, records are not; a takeover takes 3 s.
+        # Rates, prices and preemptions are the same, records differ. A takeover takes 3 s.
         assert whole.runtime_s == pytest.approx(alone.runtime_s, abs=4.0)
         assert whole.cost_usd == pytest.approx(alone.cost_usd, rel=0.04)
 
@@ -150,7 +150,8 @@ def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
     assert curves[1][-1].at_s > curves[0][-1].at_s
 
 
-SLOW_ONE: dict[str, Any] = {  # of eight workers, whose records wait already
+# One of eight workers is slow. All records are there at the start.
+SLOW_ONE: dict[str, Any] = {
     "workers": 8,
     "rates": 5000,
     "group_size": 8,
@@ -178,7 +179,7 @@ def test_modes_are_compared_by_batches_per_second_and_staleness(tmp_path: Path) 
     assert (synchronous.mean_staleness, synchronous.largest_staleness) == (0, 0)
     assert faster.largest_staleness == 1
     assert faster.batches_per_s > 1.2 * synchronous.batches_per_s
-    # Whoever is slow computes less than anybody else, in either.
+    # The slow worker computes least in both modes.
     for found in (synchronous, faster):
         assert found.shares.index(min(found.shares)) == 7
         assert sum(found.shares) == pytest.approx(1)
@@ -322,7 +323,7 @@ def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
         first, second = (offers(2.0 * step)[:, 0] for offers in (a, b))
         assert (first != second).all()
         seen.add(tuple(first.tolist()))
-    assert len(seen) > 4  # runs begin at places of their own
+    assert len(seen) > 4  # runs begin at different places
 
 
 def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What machines run and what they cost: timelines by hand, and a slow bookkeeper for all others."""
+"""Use and cost of machines: timelines by hand, and a slow bookkeeper for all others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.unit.spot.experiments.decisions import (
 
 STEP_S = 2.0
 HOUR_S = 3600.0
-DEAR, CHEAP = 3600.0, 1800.0  # USD per hour: 1 and 0.5 a second
+# USD per hour: 1 and 0.5 a second.
+DEAR, CHEAP = 3600.0, 1800.0
 A_MINUTE = Billing(minimum_s=60.0)
 
 
@@ -36,7 +37,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
 def go_through(
     fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
 ) -> str:
-    """Step through offers drawn as `#` and `.`, and draw in which steps the slot was active."""
+    """Step through offers drawn as `#` and `.`. Returns a drawing of the active steps."""
     active = ""
     steps = round(float(fleet.usage.wanted_s.sum(axis=0)[0]) / STEP_S)
     for step, offer in enumerate(offers, start=steps):
@@ -170,19 +171,19 @@ def test_nothing_can_end_before_the_first_step() -> None:
 
 @dataclass
 class Machine:
-    """One machine, written down by hand."""
+    """A machine of the bookkeeper."""
 
     pool: int
     launched_s: float
     ready_s: float
-    usd_per_hour: list[float] = field(default_factory=list)  # in each step
+    usd_per_hour: list[float] = field(default_factory=list)  # one price per step
     used_s: float = 0.0
     usd: float = 0.0  # once it has ended
 
 
 @dataclass
 class Bookkeeper:
-    """One run's machines, one after the other; what `SimulatedFleet` must agree with."""
+    """One run's machines in sequence. `SimulatedFleet` must agree with it."""
 
     pools: tuple[Pool, ...]
     workers: int
@@ -192,11 +193,12 @@ class Bookkeeper:
     preemptions: int = 0
 
     def end(self, slot: int, now_s: float, price: float, *, by_us: bool) -> None:
-        """End the machine of a seat."""
+        """End the machine of a slot."""
         machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
-        machine.usd_per_hour.append(price)  # of all that is paid beyond its end
+        # Price of the paid time after its end.
+        machine.usd_per_hour.append(price)
         second_s = hour_s = 0.0
         while second_s < paid_s:
             last_s = min(second_s + 1, paid_s)
@@ -216,7 +218,7 @@ class Bookkeeper:
         offered: list[list[bool]],
         prices: list[float],
     ) -> list[bool]:
-        """Go through a step, slot by slot."""
+        """Process a step, slot by slot."""
         active = []
         for slot in range(self.workers):
             if (machine := self.by_slot.get(slot)) and machine.pool != places[slot]:
@@ -234,7 +236,7 @@ class Bookkeeper:
         return active
 
     def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
-        """End them all within the last step."""
+        """End all machines within the last step."""
         for slot, machine in list(self.by_slot.items()):
             machine.used_s -= self.step_s - after_s
             self.end(slot, now_s + after_s, prices[machine.pool], by_us=True)
@@ -308,7 +310,7 @@ def counting(
 
 
 def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
-    """Go through a step with one seat of spot machines for each mark, and draw the slots."""
+    """Process a step with one spot machine for each mark, and draw the slots."""
     offered = np.array([[mark == "#" for mark in offer]])
     seen = fleet.step(at * STEP_S, (None, offered), [np.array([DEAR]), np.array([CHEAP])])
     return "".join("#" if up else "." for up in seen[0])

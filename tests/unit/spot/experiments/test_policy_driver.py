@@ -1,4 +1,4 @@
-"""When policies are asked, and what they are told."""
+"""The driver consults policies at the right times, with the right situations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def givens(runs: int = 1, workers: int = 2) -> Givens:
 
 
 class Table:
-    """One fleet under one policy, step by step."""
+    """A fleet under one policy, step by step."""
 
     def __init__(self, policy: Scripted, runs: int = 1, workers: int = 2) -> None:
         self.givens = givens(runs, workers)
@@ -52,7 +52,7 @@ class Table:
     def go_on(
         self, offered: list[list[bool]], prices: list[float] | None = None, left: float = 100.0
     ) -> None:
-        """Ask who is to be asked, then go through a step."""
+        """Consult the policies that are due, then process a step."""
         runs = self.givens.runs
         spot = np.array(prices or [0.158] * runs)
         usd_per_hour = [np.full(runs, 0.286), spot]
@@ -64,7 +64,7 @@ class Table:
 
     @property
     def times_s(self) -> list[float]:
-        """When it was asked."""
+        """Return the times at which the policy was consulted."""
         return [situation.now_s for situation in self.policy.asked]
 
 
@@ -172,13 +172,13 @@ def test_only_another_object_is_another_decision() -> None:
 
 
 class Counted:
-    """So many records in so much time."""
+    """Counts 30 records per second of the elapsed time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, runs: npt.NDArray[np.intp]) -> tuple[Array, Array]:
-        """Tell."""
+        """Return the counts."""
         return np.full((len(runs), 2), 30.0 * self.seconds), np.full((len(runs), 2), self.seconds)
 
 

@@ -1,4 +1,4 @@
-"""The chain has the paper's law, and traces and bids give and take as they say."""
+"""The chain has the paper's distribution, and traces and bids preempt at the right times."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def history(offers: Offers, steps: int) -> Bools:
-    """Step an offer; (steps, R, N)."""
+    """Return (steps, R, N) states of an offer."""
     return np.array([offers(STEP_S * step) for step in range(steps)])
 
 
 def step_by_step(
     availability: float, cycle_s: float, shape: tuple[int, int], steps: int, seed: int
 ) -> Bools:
-    """Sample the chain as it is defined: a number for each machine at each step."""
+    """Sample the chain by its definition, with a random number per machine and step."""
     rng = np.random.default_rng(seed)
     up = rng.random(shape) < availability
     states = [up]
@@ -70,13 +70,13 @@ def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
     shape, steps = (300, 20), 120
     fast = history(TwoStateChain(0.75, 80, shape, np.random.default_rng(4)), steps)
     slow = step_by_step(0.75, 80, shape, steps, seed=5)
-    # The law of the time up of a machine, and how states hang together over some distances.
+    # Distribution of a machine's uptime, and correlation of states over some distances.
     for states in (fast, slow):
         assert states.shape == (steps, *shape)
     times_up = [np.sort(states.mean(axis=0).ravel()) for states in (fast, slow)]
     grid = np.linspace(0, 1, 60)
     laws = [np.searchsorted(times, grid) / times.size for times in times_up]
-    # Two-sample Kolmogorov-Smirnov: 1.95 at a thousandth.
+    # Two-sample Kolmogorov-Smirnov: 1.95 at a level of 0.001.
     assert np.abs(laws[0] - laws[1]).max() < 1.95 * np.sqrt(2 / times_up[0].size)
     for lag in (1, 5, 20):
         together = [(states[lag:] & states[:-lag]).mean(axis=0) for states in (fast, slow)]
@@ -89,7 +89,7 @@ def test_machines_know_nothing_of_each_other() -> None:
     walks = states.reshape(1500, -1).astype(np.float64)
     correlation = np.array(np.corrcoef(walks.T))
     apart = correlation[~np.eye(len(correlation), dtype=np.bool_)]
-    # Samples hang together over a few steps, so that fewer of them count than there are.
+    # Samples are correlated over a few steps, so fewer of them count than there are.
     assert abs(apart.mean()) < 0.005
     assert apart.std() < 0.15
 
@@ -103,7 +103,7 @@ def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> N
     chain = TwoStateChain(0.5, 20, (2, 500), np.random.default_rng(8))
     state = chain(0)
     np.testing.assert_array_equal(chain(1.9), state)
-    # Far on, nothing is left of the first state: each half agrees with it by chance.
+    # In the long run the first state does not matter: each half agrees with it by chance.
     assert (chain(4000) == state).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
     state[:] = True  # the caller's own
     assert not chain(4000).all()

@@ -1,4 +1,4 @@
-"""Prices of many runs: each run goes through the trace from its own start."""
+"""Prices of many runs: each run reads the trace from its own start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_change_is_reported_once_and_only_if_the_price_is_another() -> None:
     assert prices.changed(0, 6).tolist() == [False, True, False]
     assert prices.changed(6, 15).tolist() == [True, False, True]
     assert prices.changed(15, 18).tolist() == [False, False, False]
-    # Past the end the price is what it was: no change. Nor is one that came and went.
+    # After the end the price is constant. A price that came and went is no change, either.
     assert prices.changed(38, 42).tolist() == [False, False, False]
     assert prices.changed(0, 35).tolist()[0] is False
 
@@ -54,7 +54,7 @@ def test_runs_begin_anywhere_in_a_file_at_its_speed(tmp_path: Path) -> None:
     spec = TraceSpec(file="p.csv", speed=100)
     prices = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))
     first, later = prices.at(0), prices.at(10)
-    # Twice 10 s: who begins in one half is in the other 10 s later.
+    # A cycle has twice 10 s: a run that begins in one half is in the other 10 s later.
     assert (first == 0.1).mean() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(4000))
     assert (first != later).all()
     again = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))

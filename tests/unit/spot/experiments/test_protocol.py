@@ -1,4 +1,4 @@
-"""The production state machines in virtual time: nothing lost, nothing twice, whoever is taken."""
+"""Production state machines in virtual time lose or repeat no record, even if all are preempted."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
     assert bench.protocol.finished
     assert bench.learner.sums == [UPDATE] * 20
     expected_s = 20 * UPDATE / (4 * RATE_PER_S)
-    # Incomplete batches wait at the end, and the last round takes a moment.
-    first_s = expected_s - 1 / RATE_PER_S  # arrivals are even, and begin at once
+    # Incomplete batches wait at the end, and the last round takes some time.
+    # Arrivals are even, and begin at once.
+    first_s = expected_s - 1 / RATE_PER_S
     assert first_s <= bench.protocol.update_times_s[-1] <= expected_s + 1.5
     assert (np.diff(bench.protocol.update_times_s) > 0).all()
 
@@ -128,15 +129,15 @@ def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
     bench.time.run()
 
     (early, by_two, used_early), (later, by_six, _), (last, by_all, used) = seen
-    # It learns before the slots are filled: of what two streams bring, and of nothing else.
+    # The job learns before the slots are filled, from the records of two streams only.
     assert early >= 4.5 * 2 * RATE_PER_S / UPDATE
     assert not used_early[2:].any()
     assert set(by_two) == {"w1", "w2"}
-    # Then of all, what waited included, as fast as records come.
+    # Then it learns from all streams, including the backlog, as fast as records arrive.
     assert last - later >= 28.0 * 6 * RATE_PER_S / UPDATE
     assert set(np.unique(used)) == {0.0, 1.0}
     assert (used[:, : int(55 * RATE_PER_S)] == 1).all()
-    # Who came later computes, too: of four workers in six at least a third.
+    # Workers that join later compute, too: at least a third, with four of six workers.
     since = by_all - by_six
     assert since.total() - since[WorkerId("w1")] - since[WorkerId("w2")] > since.total() / 3
     assert bench.protocol.too_stale == 0
@@ -172,7 +173,7 @@ def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
     leader_status = bench.protocol.leader_status
     assert leader_status is not None
     assert leader_status.waiting <= 2 * GROUP_SIZE + 1
-    # All it does is compute.
+    # The worker is busy all the time.
     assert bench.protocol.update_times_s[-1] == pytest.approx(15 * GROUP_SIZE * 1.0, rel=0.2)
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, and intervals over many."""
+"""Results of a run, and intervals over many runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datastreams whose clock may stand still."""
+"""Datastreams with a clock that can stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACE = Partition("s", 0)
 
 
 def a_stream() -> SimulatedStream:
-    """A record each second, from second 0 on."""
+    """A stream with a record each second, from second 0 on."""
     return SimulatedStream(PLACE, even(1.0, 0.0))
 
 

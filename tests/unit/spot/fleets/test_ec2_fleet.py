@@ -1,4 +1,4 @@
-"""What is asked of EC2, to the letter, and what its answers are taken for."""
+"""Exact requests to EC2, and the interpretation of its answers."""
 
 from __future__ import annotations
 
@@ -302,7 +302,8 @@ def test_a_machine_counts_whatever_went_wrong_beside_it(ec2: Stubber, fleet: Ec2
 @pytest.mark.parametrize(
     ("code", "status", "capacity"),
     [
-        ("InsufficientInstanceCapacity", 500, True),  # though it looks like a fault of the server
+        # It only looks like a server's fault.
+        ("InsufficientInstanceCapacity", 500, True),
         ("MaxSpotInstanceCountExceeded", 400, True),
         ("InvalidLaunchTemplateName.NotFoundException", 400, False),
         ("InvalidLaunchTemplateId.VersionNotFound", 400, False),

@@ -1,4 +1,4 @@
-"""What an EC2 instance says of itself, as a machine of ours."""
+"""Descriptions of EC2 instances become machines of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EC2's price history: what is asked, and which of its records says what a machine costs now."""
+"""EC2's price history: the request, and the record that has a machine's current price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local processes as machines: taken away in time, launched once, and nobody's for long."""
+"""Local processes as machines: preempted in time, launched once, and never orphaned for long."""
 
 from __future__ import annotations
 
@@ -200,11 +200,13 @@ def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(provider: P
         advance(provider, provider.leave_s - 1)
         assert state(fleet, 1) == "running"
     advance(provider, 1.0)
-    with closing(provider.fleet()) as another:  # who takes over goes on with it
+    # The successor completes the release.
+    with closing(provider.fleet()) as another:
         await_that(lambda: state(another, 1) == "ended")
         ended = machine_of(another, 1)
         assert (ended.cause, ended.detail) == ("released", "exit status unknown")
-        await_that(lambda: not alive(below))  # what ran on the machine ends with it
+        # Processes on the machine end with it.
+        await_that(lambda: not alive(below))
 
 
 def alive(process: psutil.Process) -> bool:
@@ -232,7 +234,8 @@ def test_machine_that_is_released_before_its_process_can_be_found_is_asked_to_le
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         with monkeypatch.context() as before_exec:
-            before_exec.setattr(Table, "find", lambda _: {})  # its environment is not its own yet
+            # Before exec, the process has its parent's environment.
+            before_exec.setattr(Table, "find", lambda _: {})
             fleet.release([order(1).token])
         await_that(lambda: state(fleet, 1) == "ended")
         assert machine_of(fleet, 1).detail == "exit code -15"
@@ -396,7 +399,8 @@ def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Proces
     provider.schedule.outages_s.update({0: (0.0, 40.0), 2: (10.0, 40.0)})
     free = [order(launch)._replace(slot=None) for launch in (1, 2, 3)]
     with closing(provider.fleet()) as fleet:
-        assert fleet.launch(free[:2]) == ()  # the first of the pool's has an outage
+        # The pool's first slot has an outage.
+        assert fleet.launch(free[:2]) == ()
         advance(provider, 11.0)
         await_that(lambda: state(fleet, 2) == "ended")
         assert (state(fleet, 1), machine_of(fleet, 2).cause) == ("running", "preempted")

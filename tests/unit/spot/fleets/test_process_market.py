@@ -1,4 +1,4 @@
-"""The schedule of local machines: the same for whoever looks, and down as often as asked."""
+"""The schedule of local machines: the same for all readers, down as often as requested."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ seeds = st.tuples(st.integers(0, 2**32), st.integers(0, 1000))
 
 
 def stays(chain: SlotChain, until_s: float) -> list[tuple[bool, float, float]]:
-    """All stays until a time: the state, from, to."""
+    """Return (state, from, to) for all intervals up to a time."""
     found, at_s = [], 0.0
     while at_s < until_s:
         end_s = chain.next_switch_s(at_s)
@@ -101,13 +101,13 @@ def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
 
 @dataclass
 class OfOnePool:
-    """A market's schedule as one pool sees it that begins at 0."""
+    """A market's schedule for one pool, from 0 on."""
 
     schedule: PoolSchedules
     pool: str = "spot"
 
     def next_down_s(self, slot: int, at_s: float) -> float:
-        """When the slot is next down."""
+        """Return when the slot is down next."""
         return self.schedule.next_down_s(self.pool, slot, at_s, 0.0)
 
 
@@ -119,7 +119,8 @@ def test_slots_and_seeds_differ(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
     schedules = [schedule_of(provider, tmp_path) for provider in providers]
     ends_s = {schedule.next_down_s(slot, 1e3) for schedule in schedules for slot in range(20)}
-    assert len(ends_s) > 15  # those that are down just then are alike
+    # Slots that are down now have equal ends.
+    assert len(ends_s) > 15
 
 
 # --- recorded ------------------------------------------------------------------------------------

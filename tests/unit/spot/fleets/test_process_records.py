@@ -1,4 +1,4 @@
-"""Records of a fleet: one begins an order's, and nobody reads a part."""
+"""Records of a fleet: one process creates an order's record, and nobody reads a partial one."""
 
 from __future__ import annotations
 

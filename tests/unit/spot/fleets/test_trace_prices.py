@@ -1,4 +1,4 @@
-"""Prices that are replayed: a function of the clock, the same for whoever looks."""
+"""Replayed prices depend on the clock alone, so all readers get the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
-    """Of a reader that has just come."""
+    """Return the price that a new reader finds."""
     clock = ManualClock(BEGAN_S + at_s)
     return ReplayedPrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
 

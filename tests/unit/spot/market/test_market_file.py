@@ -1,4 +1,4 @@
-"""A market file says what can be rented, and what is wrong with it by the field."""
+"""A market file describes machines for rent. Errors name the field."""
 
 from __future__ import annotations
 

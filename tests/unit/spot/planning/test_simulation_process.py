@@ -1,4 +1,4 @@
-"""A process that simulates answers in one line, and ends with whoever asked."""
+"""A simulation process answers in one line, and ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BidBrain: odds counted in prices, the paper's equations by hand, and what follows from them."""
+"""BidBrain: odds from counted prices, the paper's equations by hand, and consequences."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_odds_are_those_of_past_prices_by_delta_and_time_left() -> None:
     odds = eviction_odds(prices, STEP_S, np.array([0.5, 2.0]))
     probability, median_s = odds.within([0, 0, 0], [0.5, 0.5, 2.0], [3600.0, 1800.0, 3600.0])
     assert probability == pytest.approx([0.75, 0.25, 0.0])
-    assert median_s[:2] == pytest.approx([1800.0, 900.0])  # after 900, 1,800 or 2,700 s
-    assert odds.within(0, 1.9, 3600.0)[0] == pytest.approx(0.75)  # as of the next lower bid
+    assert median_s[:2] == pytest.approx([1800.0, 900.0])  # after 900, 1,800, 2,700 s
+    assert odds.within(0, 1.9, 3600.0)[0] == pytest.approx(0.75)  # the next lower bid's odds
     assert odds.within(0, -1.0, 3600.0)[0] == pytest.approx(0.75)
 
 
 def test_who_outlasts_the_hour_has_paid_it() -> None:
     prices = np.tile([1.0, 1.0, 1.0, 1.0, 3.0], 10)[None]
     probability, _ = eviction_odds(prices, STEP_S, np.array([0.5])).within(0, 0.5, 3600.0)
-    assert probability == pytest.approx(0.6, abs=0.02)  # at the fourth step it is too late
+    assert probability == pytest.approx(0.6, abs=0.02)  # the fourth step is too late
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -69,7 +69,8 @@ def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
 def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() -> None:
     prices = steady(0.1, 0.5)
     there = Allocation(0, 5, 0.2, 0.1, 3600.0)
-    now = np.array([9.0, 0.5])  # the first market's price has risen
+    # The first market's price has risen.
+    now = np.array([9.0, 0.5])
     assert brain(prices).acquire([there], 0.0, now) is None
     shared = brain(prices, 30.0).acquire([there], 0.0, now)
     assert shared is not None
@@ -77,7 +78,7 @@ def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() ->
 
 
 def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> None:
-    # The price jumps once an hour: a low bid is free most of the time, a high one never.
+    # The price jumps once an hour: a low bid is often free of charge, a high one never.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     eager, careful = (
         brain(prices, eviction_s=lost_s).acquire([], 0.0, np.array([0.2]))

@@ -1,4 +1,4 @@
-"""Bids of a job: what is acquired, kept and given back as prices move and hours end."""
+"""Bids of a job: what is acquired, kept and released as prices move and hours end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POOLS = (
 
 
 def past(**usd_per_hour: tuple[float, ...]) -> dict[str, PriceHistory]:
-    """Prices every quarter of an hour, over and over for two days."""
+    """Return prices every quarter of an hour, repeated for two days."""
     return {
         name.replace("_", "-"): PriceHistory(
             tuple(900.0 * at for at in range(192)),
@@ -47,7 +47,7 @@ def seen(
     waiting: float | None = 500.0,
     refusing: frozenset[str] = frozenset(),
 ) -> Situation:
-    """Six workers and 500 updates that wait, four a second at most."""
+    """Return work of six workers with 500 waiting updates, at most four a second."""
     there = {offer: MachineCount(ready=count) for offer, count in (machines or {}).items()}
     prices = {pool.name: pool.usd_per_hour for pool in pools}
     return Situation(
@@ -152,7 +152,8 @@ def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
     first = BIDDING.reconsider(seen(), None)
     there = dict(first.machines)
     few = BIDDING.reconsider(seen(3580.0, there, waiting=0.0), first)
-    assert sum(few.machines.values()) == 2  # 0.94 updates a second arrive; 1 machine makes 1
+    # 0.94 updates/s arrive; 1 machine makes 1.
+    assert sum(few.machines.values()) == 2
 
 
 def test_a_deadline_that_bids_miss_is_reported() -> None:

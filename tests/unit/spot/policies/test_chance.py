@@ -1,4 +1,4 @@
-"""The promised probability against Monte Carlo of the chains, the arrivals and the batches."""
+"""The promised probability, compared with a Monte Carlo simulation of chains and arrivals."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def equal(ratio: float) -> Work:
 def uptimes_s(
     rng: np.random.Generator, shape: tuple[int, int], t_s: float, pool: Pool
 ) -> npt.NDArray[np.float64]:
-    """Let chains run from a stationary start: exponential times on and off in turn."""
+    """Run chains from a stationary start: alternating exponential times on and off."""
     on_s, off_s = pool.availability * pool.cycle_s, (1 - pool.availability) * pool.cycle_s
     up = rng.random(shape) < pool.availability
     clock, total = np.zeros(shape), np.zeros(shape)
@@ -48,7 +48,7 @@ def uptimes_s(
 
 
 def simulated(work: Work, pool: Pool, seed: int) -> npt.NDArray[np.float64]:
-    """Give the share of runs that have all updates at theta, for every number of spot workers."""
+    """Return the share of runs with all updates at theta, for every number of spot workers."""
     rng = np.random.default_rng(seed)
     order = np.argsort(work.rates_per_s, kind="stable")
     rates, theta = work.rates_per_s[order], work.deadline_s
@@ -134,7 +134,8 @@ def test_probabilities_are_probabilities_and_fall_with_the_number_of_spot_worker
 def test_the_third_moment_is_the_triple_integral(alpha: float, cycle_s: float, t_s: float) -> None:
     tau = alpha * (1 - alpha) * cycle_s
     nodes, weights = np.polynomial.legendre.leggauss(60)
-    end = min(t_s, 60 * tau)  # beyond it exp(-u / tau) is nothing
+    # Exp(-u / tau) is negligible beyond.
+    end = min(t_s, 60 * tau)
     gaps = end * (nodes + 1) / 2
     integral = float(weights @ ((t_s - gaps) * gaps * np.exp(-gaps / tau))) * end / 2
 

@@ -1,4 +1,4 @@
-"""Machines where streams move to the survivors: as few as keep up, whatever is lost and when."""
+"""If streams move to the survivors, the fewest machines that keep up run, despite losses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from common.spot.theory.work import Pool, Work
 ALONE = Pool("on-demand", 0.286, start_up_s=69.0)
 SPOT = Pool("spot", 0.158, 0.9, 1000.0, start_up_s=87.0)
 GROUP_SIZE, BATCH_SIZE, STREAMS, RATE_PER_S = 20, 256, 64, 125.0
-INTERVAL_S = GROUP_SIZE * BATCH_SIZE / STREAMS / RATE_PER_S  # of an update, 0.64
+INTERVAL_S = GROUP_SIZE * BATCH_SIZE / STREAMS / RATE_PER_S  # seconds per update: 0.64
 POOLS = ALONE, SPOT
-FAST_S, SLOW_S = 0.025, 0.1  # one machine keeps up, or four do
+# One machine keeps up; four are needed.
+FAST_S, SLOW_S = 0.025, 0.1
 STEP_S, REVIEW_S = 2.0, 10.0
 MAX_LAG_S = 180.0
 EXAMPLES = 20  # each some hundred decisions
 
 
 def left(seconds: float, slack_s: float = 320.0) -> Work:
-    """Work that arrives within so many seconds, with so much time beyond."""
+    """Return work that arrives within this time, with this slack before the deadline."""
     rates = np.full(STREAMS, RATE_PER_S)
     return Work(rates, GROUP_SIZE, BATCH_SIZE, seconds / INTERVAL_S, seconds + slack_s)
 
@@ -72,7 +73,7 @@ def test_a_lost_machine_is_waited_for_as_long_as_another_can_come_in_time() -> N
 
     assert at(50, spot=(0, 1)) == {"spot": 1}
     assert at(100, spot=(0, 1)) == {"spot": 1, "on-demand": 1}
-    # Both work until another loss could be borne again.
+    # Both work until the job can tolerate another loss.
     assert at(150, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
     assert at(50, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1}
     assert at(50, spot=(0, 1), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
@@ -136,7 +137,7 @@ def test_machines_of_another_speed_are_as_many_as_their_speed_asks_for() -> None
 
 @dataclass
 class SimulatedJob:
-    """A job of so many seconds, and machines that start up and are lost when somebody says so."""
+    """A job of a fixed length, with machines that start up, and are lost at given times."""
 
     gradient_s: float
     max_lag_s: float | None
@@ -147,7 +148,7 @@ class SimulatedJob:
     worst_lag_s: float = 0.0
 
     def run(self, losses_s: list[tuple[float, int]]) -> float:
-        """Lose so many spot machines at these times; say when the work is done."""
+        """Lose these numbers of spot machines at these times. Returns when the work is done."""
         rule, last, now_s, arrived, made = policy(self.max_lag_s), None, 0.0, 0.0, 0.0
         known: dict[str, tuple[int, int]] = {}
         updates, losses = self.length_s / INTERVAL_S, sorted(losses_s)
@@ -217,7 +218,8 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
     st.floats(20.0, 400.0),
     st.lists(st.tuples(st.floats(0.0, 2000.0), st.integers(1, 5)), max_size=16),
 )
-@example(  # 4 s late: with losses in mid-run, and another one shortly before the end
+# The work is 4 s late, with losses in mid-run and one more shortly before the end.
+@example(
     SLOW_S,
     20.0,
     [(70.0, 2), (240.0, 4), (490.0, 3), (500.0, 3), (1569.3, 4), (1570.0, 1), (1960.0, 5)],
@@ -225,7 +227,7 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
 def test_no_losses_of_spot_machines_make_it_late(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    """A slack that is shorter than a loss takes to be made good is not always kept."""
+    """A slack that is shorter than the recovery from a loss is not always kept."""
     simulated = SimulatedJob(gradient_s, None, slack_s)
     replaced_s = REVIEW_S + ALONE.start_up_s
     assert simulated.run(losses_s) <= simulated.length_s + max(slack_s, replaced_s)

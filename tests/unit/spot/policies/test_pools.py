@@ -1,4 +1,4 @@
-"""Machines counted over several pools: what is asked for as they come and go; reassigned ones."""
+"""Numbers of machines over several pools: orders as machines come and go, and reassignments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seen(
 
 
 def hours(left_s: float, deadline_s: float) -> Work:
-    """Work of ten streams, so long undisturbed."""
+    """Return work of ten streams that takes this time without interruptions."""
     job = work([100.0] * STREAMS)
     return replace(job, updates=left_s * job.updates_per_s, deadline_s=deadline_s)
 
@@ -112,10 +112,11 @@ def test_pools_are_tried_one_after_the_other_and_then_all_at_once() -> None:
     second = decide(PLENTY, first, *pools, **none)
     third = decide(PLENTY, second, *pools, **none)
     everywhere = decide(PLENTY, third, *pools, **none)
-    assert asked(second) == {"a": 1, "b": 10}  # one tells when it is to be had again
+    # One machine stays ordered, to notice when the pool has capacity again.
+    assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
-    # Two give at once: the dearer one's go back.
+    # Two pools have capacity again: the machines of the dearer one are released.
     assert asked(decide(PLENTY, everywhere, *pools, a=(0, 0), b=(0, 10), c=(0, 10))) == {"b": 10}
 
 
@@ -164,7 +165,7 @@ def test_where_all_are_gone_it_waits_while_there_is_time_and_no_longer() -> None
     assert asked(decide(job, first, A, **gone)) == {"a": 10} == asked(first)
     late = hours(3600, 3650)
     assert decide(late, first, A, **gone).on_demand == STREAMS
-    # Those that stand in for all stay until others are ready, not only coming.
+    # The substitutes stay until the others are ready, not only ordered.
     stands_in = decide(late, first, A, **gone)
     comes = decide(hours(3500, 4000), stands_in, A, a=(0, 10), on_demand=(10, 0))
     works = decide(hours(3500, 4000), comes, A, a=(10, 0), on_demand=(10, 0))
@@ -189,7 +190,7 @@ def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> 
     lost, first = {"a": (0, 0)}, decide(PLENTY, None, A)
     stands_in = decide(hours(3600, 3650), first, A, **lost)
     assert stands_in.on_demand == STREAMS
-    # Fewer losses are ahead of less work: given back, they would start again a moment later.
+    # With less work, fewer losses are ahead: released machines would start again a moment later.
     there = {"on_demand": (10, 0)}
     assert decide(hours(10, 5000), stands_in, A, **lost, **there).on_demand == STREAMS
     assert decide(hours(10, 5000), stands_in, A, a=(7, 3), **there).on_demand == 3
@@ -197,7 +198,7 @@ def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> 
 
 
 def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> None:
-    # Of ten hours of work in lives of one hour ten losses are expected, and twenty borne.
+    # Ten hours of work in lives of one hour: ten losses are expected, and twenty are tolerated.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
     first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)

@@ -45,27 +45,27 @@ SETTINGS = ProvisionerSettings(
 
 
 def lead(after: int = -1, candidate: str = "c1") -> ProvisionerLead:
-    """A Lead record."""
+    """Return a Lead record."""
     return ProvisionerLead(after, candidate, T0)
 
 
 def ordered(launch: int, term: int = 0, slot: int = 0, pool: str = "spot") -> LaunchRequested:
-    """An order for a slot."""
+    """Return an order for a slot."""
     return LaunchRequested(term, launch, T0, slot, pool, f"digits-w{slot}-{launch}")
 
 
 def started(launch: int, at_s: float = T0, term: int = 0) -> Started:
-    """The machine of an order runs."""
+    """Return the record that an order's machine started."""
     return Started(term, launch, at_s, f"m-{launch}")
 
 
 def ended(launch: int, at_s: float = T0, cause: EndedBecause = "released", term: int = 0) -> Ended:
-    """The machine of an order is gone."""
+    """Return the record that an order's machine ended."""
     return Ended(term, launch, at_s, cause)
 
 
 def planned(number: int = 1, term: int = 0, places: tuple[int, ...] = (1, 1, 1, 0)) -> Planned:
-    """A decision with as many slots as the settings have."""
+    """Return a plan with as many slots as the settings have."""
     return Planned(
         term=term,
         number=number,
@@ -92,12 +92,12 @@ def planned(number: int = 1, term: int = 0, places: tuple[int, ...] = (1, 1, 1, 
 
 
 def priced(term: int = 0, at_s: float = T0, **usd_per_hour: float) -> Priced:
-    """Prices, by default of both pools."""
+    """Return a record of prices, by default of both pools."""
     return Priced(term, at_s, usd_per_hour or PRICES)
 
 
 def fold(records: Iterable[PlanRecord | None]) -> FleetLedger:
-    """A ledger that has read these."""
+    """Return a ledger that has read these records."""
     ledger = FleetLedger({"on-demand": Billing(minimum_s=60.0)})
     for offset, record in enumerate(records):
         ledger.feed(offset, record)
@@ -111,7 +111,7 @@ def machine(
     *,
     runs: bool = True,
 ) -> Instance:
-    """An open machine, as the ledger has it."""
+    """Return a running machine in the ledger's form."""
     since_s = T0 if runs else None
     return Instance(launch, slot, pool, f"w{slot}", T0, f"m-{launch}", since_s)
 
@@ -119,7 +119,7 @@ def machine(
 def batches(
     count: int, rate_per_s: float, size: int = 10, worker: str = "digits-w0-1", partition: int = 0
 ) -> list[BatchReady]:
-    """Full batches of one stream that comes at a rate, from T0 on."""
+    """Return full batches of one stream with this rate, from T0 on."""
     claims = []
     for number in range(count):
         first = number * size

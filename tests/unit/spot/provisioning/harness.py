@@ -1,6 +1,6 @@
-"""A provisioner at work in hand-driven time: its log, provider, prices and lease, all at hand.
+"""A provisioner on a manual clock, with its log, provider, prices and lease.
 
-Commands are carried out at once and answered at once, in order, unless a test holds something back.
+Commands are carried out and answered immediately and in order, unless a test delays something.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class Street:
-    """What several provisioners share."""
+    """Clock, log, prices and fleet that several provisioners share."""
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
     log: list[bytes] = field(default_factory=list)
@@ -44,11 +44,11 @@ class Street:
 
     @property
     def records(self) -> list[PlanRecord]:
-        """All that was written."""
+        """Return all written records."""
         return [decode_plan(data) for data in self.log]
 
     def written(self, kind: type[Kind]) -> list[Kind]:
-        """All records of a kind."""
+        """Return all records of a kind."""
         return [record for record in self.records if isinstance(record, kind)]
 
 
@@ -57,9 +57,9 @@ class ProviderThread:
 
     Attributes:
         done: All commands so far.
-        holds_lease: What it is told when it asks.
-        reads: Whether it is told what is in the log.
-        launched: Each launch that it gave, with the position up to which it had read by then.
+        holds_lease: Answer to its requests for the lease.
+        reads: False: it does not see the records of the log.
+        launched: Each launch, with the provisioner's position in the log at that time.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ProviderThread:
         self._read = 0
 
     def on(self, event: ProvisionerEvent) -> None:
-        """Hand it an event and do what it wants, and what comes of that."""
+        """Send it an event, and carry out its commands and their consequences."""
         for command in self.provisioner.on(event, self.street.clock()):
             self.done.append(command)
             answer = self._carry_out(command)
@@ -82,7 +82,7 @@ class ProviderThread:
                 self.on(answer)
 
     def read(self) -> None:
-        """Tell it what is new in the log."""
+        """Send it the new records of the log."""
         while self.reads:
             data = self.street.log[self._read :]
             records = tuple((self._read + n, decode_plan(d)) for n, d in enumerate(data))
@@ -92,7 +92,7 @@ class ProviderThread:
                 return
 
     def run(self, seconds: float, step_s: float = 1.0) -> None:
-        """Let time pass, tick by tick."""
+        """Advance the time in ticks."""
         self.read()
         for _ in range(round(seconds / step_s)):
             self.street.clock.advance(step_s)
@@ -101,7 +101,7 @@ class ProviderThread:
             self.read()
 
     def did(self, kind: type[Kind]) -> list[Kind]:
-        """All commands of a kind so far."""
+        """Return all commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
 
     def _carry_out(  # noqa: PLR0911 -- one case per command

@@ -1,4 +1,4 @@
-"""How many workers are worth their cost."""
+"""Finds the number of workers that are worth their cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def update_s(workers: int, group_size: int = 24) -> float:
 
 
 def measure(times: RoundTimes, workers: int, updates: int = 400, *, backlog: bool = True) -> None:
-    """So many workers make updates, each in the time that it takes them."""
+    """Observe updates by this number of workers, each in the time that they need for it."""
     fleet, each_s = FleetSize(workers, 24), update_s(workers)
     for version in range(updates):
         times.observe(fleet, version, GRADIENT_S, version * each_s, backlog=backlog)
@@ -69,7 +69,8 @@ def test_a_fleet_or_a_job_that_goes_back_is_measured_anew() -> None:
 
 
 def test_time_times_cost_is_what_counts() -> None:
-    assert workers_wanted(update_s, 24, 24) == 12  # 2 gradients each, and half of the messages
+    # 2 gradients per worker, and half of the messages.
+    assert workers_wanted(update_s, 24, 24) == 12
     assert workers_wanted(lambda p: update_s(p, 2), 24, 24) == 2
     assert workers_wanted(lambda p: ceil(24 / p) * GRADIENT_S, 4, 24) == 24
 

@@ -1,4 +1,4 @@
-"""Availability as a job itself has had it."""
+"""Availability as measured by the job itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.spot.provisioning.examples import (
 
 
 def watched(*records: PlanRecord) -> Availability:
-    """Availability after these records, all of which count."""
+    """Return the availability after these records. All of them count."""
     ledger, found = FleetLedger(), Availability()
     for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)
@@ -35,7 +35,7 @@ def watched(*records: PlanRecord) -> Availability:
 
 
 def seen(up_s: float, down_s: float, outages: int) -> tuple[object, object]:
-    """What such times come to, with the market file's prior."""
+    """Return availability and cycle for these times, with the market file's prior."""
     return (
         availability_from_times(up_s, down_s, outages, prior_of(SPOT)).value,
         cycle_from_times(up_s, down_s, outages, prior_of(SPOT)).value,

@@ -1,4 +1,4 @@
-"""What machines cost: exact, in whatever order prices and machines are told of."""
+"""Cost of machines: exact for every order of prices and machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ times = st.integers(0, 5000).map(float)
 
 
 class GivenPrice(NamedTuple):
-    """A price, as it was told."""
+    """A price as it was reported."""
 
     offer: Offer
     at_s: float
@@ -34,7 +34,7 @@ class GivenPrice(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A machine; one without an end runs."""
+    """A machine. Without an end, it still runs."""
 
     offer: Offer
     started_s: float
@@ -64,7 +64,7 @@ machines = st.builds(
 def by_the_second(
     price_list: list[GivenPrice], ran: list[Ran], now_s: float, billing: Mapping[str, Billing]
 ) -> float:
-    """The same sum, second by second, as slowly as one can."""
+    """Return the same sum, added second by second."""
     total = 0.0
     for machine in ran:
         rule = billing.get(machine.offer.pool, Billing())
@@ -106,7 +106,7 @@ def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
     chance: Random,
 ) -> None:
     bill = Bill(billing)
-    # Prices and machines come in any order, but each machine starts before it ends.
+    # Prices and machines arrive in any order, but each machine starts before it ends.
     waiting: list[tuple[int, int]] = [(0, n) for n in range(len(price_list))]
     waiting += [(1, n) for n in range(len(ran))]
     chance.shuffle(waiting)
@@ -186,7 +186,8 @@ def test_what_the_provider_takes_back_is_paid_to_the_moment(
         ("ec2-2017", [(0, 900, "preempted")], 0.0),
         ("ec2-2017", [(0, 900, "released")], 0.158),
         ("ec2-2017", [(0, 5400, "preempted")], 0.158),
-        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),  # the second hour at its own price
+        # The second hour has its own price.
+        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),
         ("gce", [(0, 59, "preempted"), (0, 60, "preempted")], 0.158 / 60),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a job's topics say of it, and how sure that is."""
+"""Estimates of a job from its topics, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def audited(*records: AuditRecord) -> Estimator:
 
 
 def to_loss(losses: Sequence[float], loss: float = 0.5) -> Estimator:
-    """One that was told of updates with these losses, for a job that stops at a loss."""
+    """Return an estimator that has seen these losses, for a job that stops at a loss."""
     estimator = Estimator(replace(SETTINGS, updates=None, loss=loss))
     updates = (
         UpdateApplied(0, version, (batch(version),), 40, value)
@@ -67,7 +67,7 @@ def to_loss(losses: Sequence[float], loss: float = 0.5) -> Estimator:
 
 
 def falling(updates: int) -> list[float]:
-    """Losses that are down to 0.5 after 1019 updates, in the mean over 20 after about 1029."""
+    """Losses reach 0.5 after 1019 updates. Their mean over 20 reaches it after about 1029."""
     noise = np.random.default_rng(7).normal(0, 0.02, updates)
     return list(0.3 + 2.0 * np.exp(-np.arange(updates) / 442.0) + noise)
 
@@ -80,7 +80,7 @@ def lived(estimator: Estimator, *records: PlanRecord) -> None:
 
 
 def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
-    # 1000 updates of 40 records in 10,000 s are 4/s; twice that is taken for the arrivals.
+    # 1000 updates of 40 records in 10,000 s are 4/s. Arrivals are assumed to be twice that.
     estimator = Estimator(SETTINGS)
 
     assert float(estimator.arrivals(T0).value) == pytest.approx(8.0)
@@ -154,7 +154,7 @@ def test_without_a_goal_it_guesses_a_batch_a_second_of_each_slot() -> None:
 
 
 def test_arrivals_of_the_whole_job_count_whoever_reads_them() -> None:
-    # Two streams of 20/s and 5/s, whose batches two workers claim in turn.
+    # Two streams of 20/s and 5/s. Two workers claim their batches in turn.
     estimator = Estimator(SETTINGS)
     fast = batches(80, 20.0, worker="digits-w0-1")
     slow = batches(20, 5.0, worker="somebody", partition=1)
@@ -227,7 +227,7 @@ def test_a_single_time_is_known_as_well_as_its_size() -> None:
 
 
 def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> None:
-    # 0.2 s there, half of it on a machine twice as fast, which made half of the batches.
+    # A gradient takes 0.2 s in the first pool. A machine twice as fast made half of the batches.
     fast = replace(SETTINGS.pools[1], speed=2.0)
     estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], fast)))
     ledger = FleetLedger()
@@ -243,7 +243,7 @@ def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> 
 
 
 def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> None:
-    # Said to be twice as fast, and half as fast: 0.2 s on demand, 0.4 s there.
+    # The market file says twice as fast, but it is half as fast: 0.2 s on demand, 0.4 s there.
     slow = replace(SETTINGS.pools[1], speed=2.0)
     estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], slow)))
     ledger = FleetLedger()

@@ -1,4 +1,4 @@
-"""What is lacking and what is too much, and when what was refused is tried again."""
+"""Missing machines, surplus machines, and when a refused order is retried."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
     for _ in range(2):
         steps = reconcile(all_desired, rented)
         rented = [m for m in rented if m not in steps.release]
-        # Nobody is ordered beside a machine that leaves.
+        # No order replaces a machine that is still leaving.
         leaving = {m.slot for m in steps.release}
         assert not leaving & {desired.slot for desired in steps.order}
         for desired in steps.order:
@@ -91,11 +91,11 @@ def test_a_worker_is_named_for_life_where_its_stream_waits_for_it(mode: str, nam
     assert worker_name("digits", 3, 17, mode) == name  # type: ignore[arg-type]  # two words
 
 
-# --- later and later -----------------------------------------------------------------------------
+# --- growing pauses ------------------------------------------------------------------------------
 
 
 def refuse(backoff: Backoff, at_s: float, slot: int = 0) -> float:
-    """Refuse an order for spot; how long it is to be waited."""
+    """Refuse an order for spot. Returns the time to wait."""
     backoff.feed(ended(1, at_s, "refused"), machine(1, slot, runs=False))
     return backoff.until_s(DesiredMachine(slot, "spot")) - at_s
 

@@ -1,4 +1,4 @@
-"""The fold of the plans topic: whose word counts, what runs, what it has cost."""
+"""The fold of the plans topic: which records count, what runs, and its cost."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
 
 
 def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
-    # A plan that was on its way when the question came does not answer it.
+    # A plan that was under way at the time of the request does not answer it.
     asked = ReplanAsked(T0, "ada")
     ledger = fold([lead(), asked, planned(1)])
 
@@ -185,7 +185,7 @@ def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
             ordered(2),
             Started(0, 2, T0, "m-2", *dear),
             ordered(3),
-            Started(0, 3, T0, "m-3", "c5.large", "1c", 0.13),  # of which nobody told a price
+            Started(0, 3, T0, "m-3", "c5.large", "1c", 0.13),  # no price is known
             Priced(0, T0 + 1800, {}, (OfferPrice("spot", *dear, 0.50),)),
         ]
     )
@@ -217,7 +217,7 @@ def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() 
     for offset, record in enumerate(records):
         ledger.feed(offset, record)
     assert ledger.hours(T0 + 5) == {bid: Hour(T0 + 60, 0.25)}
-    assert ledger.hours(T0 + 65) == {bid: Hour(T0 + 70, 0.25)}  # of the second machine
+    assert ledger.hours(T0 + 65) == {bid: Hour(T0 + 70, 0.25)}  # the second machine's hour
     assert ledger.hours(T0 + 75) == {bid: Hour(T0 + 120, 0.25)}
 
     ledger.feed(ledger.position, ended(1, T0 + 80, "preempted"))
@@ -225,4 +225,4 @@ def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() 
     assert ledger.hours(T0 + 85) == {bid: Hour(T0 + 130, 0.5)}
     ledger.feed(ledger.position, planned(2))
     ledger.feed(ledger.position, ended(2, T0 + 90))
-    assert not ledger.gone_bids  # it was asked for by the plan before
+    assert not ledger.gone_bids  # the previous plan ordered it

@@ -1,4 +1,4 @@
-"""Orders and machines: what is asked of the fleet, and what looks at it come to."""
+"""Orders and machines: requests to the fleet, and conclusions from its answers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_of_two_machines_for_one_order_the_one_written_down_stays() -> None:
 
 
 def test_a_machine_that_nobody_ordered_is_given_back_after_a_while() -> None:
-    # It may be a successor's, of whom nothing was read yet.
+    # The machine may belong to a successor whose records were not read yet.
     watched, _ = watch()
     for at_s in (0, 5, 10):
         look(watched, T0 + at_s, there(7))

@@ -1,4 +1,4 @@
-"""When the policy is asked, and what becomes of what it says."""
+"""The runner consults the policy at the right times, and turns its decisions into plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
-# All that arrives for ever, which nothing can be planned for.
+# The job trains on all arrivals for ever, so that there is nothing to plan for.
 UNDECIDED = replace(SETTINGS, updates=None, deadline_at_s=math.inf)
 
 
@@ -303,7 +303,8 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
     settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
     harness = at_work(street, settings)
 
-    assert plans(street)[0].on_demand >= 2  # that keep up with arrivals
+    # They keep up with arrivals.
+    assert plans(street)[0].on_demand >= 2
     assert len(harness.provisioner.ledger.running) == plans(street)[0].on_demand
     assert not street.written(Reviewed)[-1].warning
 
@@ -320,8 +321,10 @@ def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     assert first.updates_left > 0
     assert first.expected_cost_usd > 0
     if policy != "on-demand":
-        assert not first.on_demand  # if they cost nothing, any would do
-    assert len(others) <= 2  # what waits is no news, that machines are there longer is
+        # This would differ if gradients took no time.
+        assert not first.on_demand
+    # Waiting records do not cause a new plan. Machines that stay longer do.
+    assert len(others) <= 2
 
 
 @pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
@@ -339,5 +342,5 @@ def test_a_job_planned_by_another_policy_goes_on_with_its_machines(
     assert successor.provisioner.is_leader
     assert (plan.policy, plan.counted, plan.number) == ("pools", True, 2)
     kept = {machine.launch for machine in successor.provisioner.ledger.running}
-    assert kept <= run  # none is bought in the place of one that runs
+    assert kept <= run  # none replaces a running one
     assert len(kept) == sum(plan.counts.values())

@@ -1,4 +1,4 @@
-"""The provisioner: who is in charge, what is written before what is done, and how it ends."""
+"""The provisioner: who leads, what is written before it is done, and how it ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def street() -> Street:
 
 
 def at_work(street: Street, name: str = "p1") -> ProviderThread:
-    """A provisioner that is in charge, with all machines of its first plan."""
+    """Return a provisioner that leads, with all machines of its first plan."""
     harness = ProviderThread(street, name=name)
     harness.run(10)
     assert harness.provisioner.is_leader
@@ -55,7 +55,7 @@ def at_work(street: Street, name: str = "p1") -> ProviderThread:
     return harness
 
 
-# --- who is in charge ----------------------------------------------------------------------------
+# --- leadership ----------------------------------------------------------------------------------
 
 
 def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> None:
@@ -229,7 +229,7 @@ def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2, 3, 4)])
 def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[int, ...]) -> None:
-    # It died when its orders stood in the log, and some of them were given.
+    # The predecessor died when its orders were in the log, and some of them were launched.
     orders = [ordered(n, slot=n - 1) for n in (1, 2, 3, 4)]
     street.append(lead(-1, "old"))
     street.append(priced())
@@ -268,7 +268,7 @@ def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street
     assert successor.provisioner.ledger.launches == 5
 
 
-# --- what people want ----------------------------------------------------------------------------
+# --- changes by users ----------------------------------------------------------------------------
 
 
 def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None:
@@ -340,20 +340,21 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     harness = ProviderThread(street)
-    street.prices.away = True  # so that nobody is asked anew
+    # No prices can be requested.
+    street.prices.away = True
     harness.run(10)
 
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
 
 
-# --- fewer machines, where they are worth more ----------------------------------------------------
+# --- fewer machines, if they are worth more -------------------------------------------------------
 
 
 BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
 
 
 def make_updates(harness: ProviderThread) -> None:
-    """An update a second, of gradients of 0.1 s: most of the time is spent on messages."""
+    """Make one update per second with gradients of 0.1 s: messages take most of the time."""
     for version in range(1, 31):
         harness.run(1)
         made = UpdateApplied(0, version, (batch(version),), 40, 1.0, gradient_s=0.1)
@@ -371,12 +372,14 @@ def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Stre
     harness.on(events.RecordsCounted(1_000_000))  # records that wait
 
     make_updates(harness)
-    assert sizes(street)[-1] == 1  # 0.9 s of messages of four, as far as is known
+    # Messages between four workers take 0.9 s, as far as is known.
+    assert sizes(street)[-1] == 1
     assert street.written(Planned)[-1].why.startswith("workers from 4 to 1")
     assert [machine.ended_s is None for machine in street.fleet.rented].count(True) == 1
 
     harness.on(events.ProvisioningChanged(replace(BALANCED, probability=0.9)))
-    assert sizes(street)[-1] == 1  # its owner changed something else
+    # The owner changed another setting.
+    assert sizes(street)[-1] == 1
 
     successor = ProviderThread(street, BALANCED, "p2")
     harness.holds_lease = False
@@ -424,10 +427,11 @@ def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street
     assert harness.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)
 
 
-# --- machines that are counted -------------------------------------------------------------------
+# --- counted machines ----------------------------------------------------------------------------
 
 
-HOLDING = replace(  # two slots on machines that start up for 3 s
+# A preempted slot holds its streams. Two slots, on machines that start up in 3 s.
+HOLDING = replace(
     SETTINGS,
     on_preemption="hold",
     workers=2,
@@ -569,7 +573,8 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     beats(0, 1)
     for _ in range(14):
         beats(1)
-        beats()  # nobody at all: Redis came back empty
+        # No worker at all: Redis restarted empty.
+        beats()
         beats(0, 1)
     assert street.written(Left) == []
     for _ in range(17):
@@ -580,6 +585,7 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     running = [each.launch for each in spares.provisioner.ledger.running]
-    assert running == [1, 2, 3, 4, 5]  # given back if it does not end by itself
+    # Released if it does not end by itself.
+    assert running == [1, 2, 3, 4, 5]
     spares.run(150)
     assert 1 not in [each.launch for each in spares.provisioner.ledger.running]

@@ -1,4 +1,4 @@
-"""What is told of a job's machines: what counts by the ledger, and what time makes of it."""
+"""Reports of a job's machines: records that count by the ledger, and time-dependent values."""
 
 from __future__ import annotations
 

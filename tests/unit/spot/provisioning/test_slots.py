@@ -1,4 +1,4 @@
-"""Which slot is seated on which spare machine, when, and what of it counts."""
+"""Assignments of slots to spare machines: when they happen, and which of them count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEEDS = {"spot": 1.0, "fast": 2.0}
 
 
 def counted(launch: int, term: int = 0) -> LaunchRequested:
-    """An order for no slot."""
+    """Return an order without a slot."""
     return LaunchRequested(term, launch, T0, None, "spot", f"digits-m{launch}")
 
 

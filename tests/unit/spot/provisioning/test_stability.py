@@ -1,4 +1,4 @@
-"""What is left as the theory wants it, and decisions as records and back."""
+"""Remaining work in the theory's terms, and conversions between decisions and records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from tests.unit.spot.provisioning.examples import planned as example
 if TYPE_CHECKING:
     from common.spot.provisioning.records import Planned
 
-RATES = np.full(4, 2.0)  # 8 records per second are an update in 5 s
+# 8 records/s: an update takes 5 s.
+RATES = np.full(4, 2.0)
 
 
 def situation(now_s: float = 0.0, gradient_s: float = 0.5) -> Situation:
@@ -44,7 +45,7 @@ def situation(now_s: float = 0.0, gradient_s: float = 0.5) -> Situation:
 
 
 def split(spot: int, gradient_s: float = 0.5) -> tuple[Decision, Situation]:
-    """So many of the four slots on spot."""
+    """Return a decision with this number of the four slots on spot."""
     given = situation(gradient_s=gradient_s)
     plan = plan_of(given.work, PaperMarket(ON_DEMAND, SPOT), spot)
     return decision(given, plan, 1, "as told"), given
@@ -85,7 +86,7 @@ def test_a_job_that_stops_at_a_loss_has_the_updates_left_that_its_curve_says() -
     to_loss = replace(SETTINGS, updates=None, loss=0.5)
 
     assert work_left(to_loss, RATES, 123, T0, updates_to_loss=700.0).updates == 700
-    # whatever comes first ends it
+    # The first limit that is reached ends the job.
     both = replace(to_loss, updates=1000)
     assert work_left(both, RATES, 400, T0, updates_to_loss=700.0).updates == 600
     assert work_left(both, RATES, 200, T0, updates_to_loss=700.0).updates == 700
@@ -102,7 +103,7 @@ def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
 
 
 def test_a_fleet_keeps_up_where_its_updates_are_faster_than_arrivals() -> None:
-    # Two machines compute the four gradients of an update in two rounds of 2.5 s, one in four.
+    # Two machines compute an update's four gradients in two rounds of 2.5 s. One needs four rounds.
     given = situation(gradient_s=2.5)
 
     assert stability_of_fleet(2, given).ratio == pytest.approx(1.0)
@@ -120,7 +121,7 @@ def test_a_plan_is_as_stable_as_its_machines_are_on_average() -> None:
     all_spot, _ = split(4, gradient_s=2.5)
 
     assert stability_of_plan(all_on_demand, given).ratio == pytest.approx(2.0)
-    # of four spot machines n run with the binomial law of 0.9
+    # The number of running machines is binomial: four spot machines, each with 0.9.
     capacity = [0.0, 0.1, 0.2, 0.2, 0.4]
     chances = [0.0001, 0.0036, 0.0486, 0.2916, 0.6561]
     expected = sum(c * p for c, p in zip(capacity, chances, strict=True)) * 5
@@ -146,7 +147,7 @@ def test_a_decision_is_written_down_with_all_that_it_says() -> None:
     assert record.usd_per_hour == PRICES
     assert record.expected_cost_usd == made.plan.expected_cost_usd
     assert record.on_demand_only_usd == pytest.approx(4 * 5000 / 3600)
-    assert type(record.places[0]) is int  # not numpy's, which JSON does not know
+    assert type(record.places[0]) is int  # numpy's integers are no JSON
 
 
 def test_a_decision_that_stays_costs_what_is_left_of_it() -> None:
@@ -174,7 +175,7 @@ def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
     assert again.reason == first.reason
     assert again.places.tolist() == first.places.tolist()
     assert again.basis.work.updates == first.basis.work.updates
-    # nothing has moved but the time, so it is the first review for both
+    # Only time has passed, so it is the first review for both.
     later = situation(now_s=31.0)
     assert policy.reconsider(later, again).places.tolist() == (
         policy.reconsider(later, first).places.tolist()

@@ -1,4 +1,4 @@
-"""How long start-ups take, by when workers are first heard of."""
+"""Durations of start-ups, measured by the first heartbeats of workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 15.0
 
 
 def running(launch: int, started_s: float = 0.0) -> Instance:
-    """A machine that has run since so long after T0, with a worker of its own name."""
+    """Return a machine that started this time after T0. Its worker is named after it."""
     found = machine(launch)
     found.started_s, found.member = T0 + started_s, f"w-{launch}"
     return found
@@ -39,7 +39,7 @@ def look(
 
 
 def starts(start_ups: StartUps, count: int, took_s: float, first: int = 1) -> None:
-    """So many machines, one after the other, are heard of so long after they started."""
+    """Observe machines, one after the other, whose workers appear this time after their start."""
     for launch in range(first, first + count):
         at_s = 1000.0 * launch
         there = (running(launch, at_s),)
@@ -77,7 +77,8 @@ def test_the_last_start_ups_count() -> None:
 
 
 def test_machines_that_started_before_somebody_looked_are_not_timed() -> None:
-    # started at 0; a successor looks at 500 s, when Redis is empty, and then sees all of them
+    # Three started at 0. A successor polls at 500 s, when Redis is empty, and then sees all of
+    # them.
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
     look(start_ups, 500.0, there=there)
     look(start_ups, 502.0, *range(1, 9), there=there)

@@ -1,4 +1,4 @@
-"""The adaptive policy: what makes it solve anew, who moves, and how many deadlines it meets."""
+"""The adaptive policy: when it solves again, which slots move, and how many deadlines it meets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Up: TypeAlias = npt.NDArray[np.bool_]
 
 WORKERS = 64
 RUNS = 50
-STEP_S = 2.0  # section V-A: chains are sampled every 2 seconds
+# Section V-A: chains are sampled every 2 s.
+STEP_S = 2.0
 POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9))
 POLICY = Adaptive()
 
@@ -45,7 +46,7 @@ def priced(usd_per_hour: float) -> tuple[Pool, ...]:
 
 
 def on_its_way() -> Decision:
-    """Decide at the beginning, and again after 60 s in which all went as planned."""
+    """Decide at the beginning, and again after 60 s that went as planned."""
     first = POLICY.reconsider(situation(), None)
     return POLICY.reconsider(situation(6_660, 9_910), first)
 
@@ -60,7 +61,7 @@ def test_it_begins_with_all_workers_on_spot() -> None:
 def test_at_the_first_review_it_plans_with_what_is_left_and_a_reserve() -> None:
     decided = on_its_way()
 
-    #  N_s of Theorem 4: 30 against the whole time, 29 with 17 s less
+    # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
     assert decided.reason.startswith("first review")
     assert "kept in reserve" in decided.reason
@@ -113,7 +114,7 @@ def test_behind_is_made_good_with_on_demand_machines_and_luck_is_spent_on_spot()
 def test_workers_that_are_on_spot_stay_there() -> None:
     decided = on_its_way()
     spot = decided.places > 0
-    # estimates of equal rates differ by chance, here against those that are on spot
+    # Estimates of equal rates differ by chance, here to the disadvantage of those on spot.
     rates = np.where(spot, 126.0, 124.0)
     for now in (situation(6_300, 9_200), situation(6_300, 9_500)):
         again = POLICY.reconsider(replace(now, work=replace(now.work, rates_per_s=rates)), decided)
@@ -213,7 +214,7 @@ def test_tables_call_it_by_the_name_of_the_experiments() -> None:
 
 
 def chains(pool: Pool, rng: np.random.Generator, *, together: bool = False) -> Up:
-    """Give (steps, RUNS, WORKERS) states of two-state chains, stationary from the start."""
+    """Return (steps, RUNS, WORKERS) states of two-state chains, stationary from the start."""
     goes = STEP_S / (pool.availability * pool.cycle_s)
     comes = STEP_S / ((1 - pool.availability) * pool.cycle_s)
     shape = (RUNS, 1 if together else WORKERS)
@@ -227,14 +228,15 @@ def chains(pool: Pool, rng: np.random.Generator, *, together: bool = False) -> U
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of all runs."""
+    """Result of all runs."""
 
     met: float  # share of deadlines
-    cost: float  # mean, over that of on-demand machines alone
+    # Mean, divided by that of on-demand machines alone.
+    cost: float
 
 
 def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> Outcome:
-    """Let jobs run, reviewed every 30 s; spot machines are paid for while they run."""
+    """Run jobs with a review every 30 s. Spot machines are paid while they run."""
     rng = np.random.default_rng(8)
     start = situation(6_400 * ratio, pools=pools)
     work, per = start.work, 15
@@ -259,7 +261,7 @@ def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> 
         uptime_s = np.where(spot, up[begin : begin + per].sum(axis=0) * STEP_S, per * STEP_S)
         records += rng.poisson(work.rates_per_s * uptime_s)
         gained = (records // work.batch_size).sum(axis=1) - before
-        part = np.clip((wanted - before) / np.maximum(gained, 1), 0, 1)  # of these 30 s
+        part = np.clip((wanted - before) / np.maximum(gained, 1), 0, 1)  # part of these 30 s
         prices = np.where(spot, pools[1].usd_per_s, pools[0].usd_per_s)
         cost += np.where(going, (prices * uptime_s).sum(axis=1) * part, 0.0)
         ended_s[going & (part < 1)] = (now_s + per * STEP_S * part)[going & (part < 1)]
@@ -268,7 +270,7 @@ def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> 
 
 
 def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_same() -> None:
-    """Of 200 runs: static 59 % at 80.20 % of the on-demand cost, adaptive all at 80.2 %."""
+    """In 200 runs, static meets 59 % at 80.20 % of on-demand cost, adaptive all at 80.2 %."""
     up = chains(POOLS[1], np.random.default_rng(7))
 
     static = simulated(Static(), POOLS, 1.05, up)
@@ -277,7 +279,8 @@ def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_s
     assert static.cost == pytest.approx(0.8019, abs=0.005)
     assert 0.3 < static.met < 0.8
     assert adaptive.met == 1 >= static.met
-    assert adaptive.cost < static.cost + 0.015  # standard error 0.002; and the reserve
+    # Standard error 0.002, plus the reserve.
+    assert adaptive.cost < static.cost + 0.015
 
 
 def test_no_deadline_is_lost_even_if_all_spot_machines_are_out_at_once() -> None:

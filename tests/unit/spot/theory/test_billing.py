@@ -1,4 +1,4 @@
-"""What a machine is paid for, by the rules that providers publish."""
+"""Paid time of a machine, by the rules that providers publish."""
 
 from __future__ import annotations
 

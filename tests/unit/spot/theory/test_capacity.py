@@ -1,4 +1,4 @@
-"""Proposition 1: what machines can compute, and how many keep up."""
+"""Proposition 1: capacity of machines, and how many keep up."""
 
 from __future__ import annotations
 

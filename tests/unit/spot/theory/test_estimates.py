@@ -1,4 +1,4 @@
-"""Estimates from counts and times: their intervals hold what they promise."""
+"""Estimates from counts and times: their intervals have the promised coverage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def covered(estimate: Estimate, truth: float, probability: float = 0.9) -> float
 def sojourns(
     rng: np.random.Generator, up_s: float, down_s: float, time_s: float
 ) -> tuple[float, float, int]:
-    """Watch one machine of the two-state chain: up, down, outages; it begins stationary."""
+    """Observe a stationary machine of the two-state chain. Returns time up, time down, outages."""
     up = rng.random() < up_s / (up_s + down_s)
     total, now_s, outages = {True: 0.0, False: 0.0}, 0.0, 0
     while now_s < time_s:
@@ -50,7 +50,7 @@ def test_the_interval_of_a_rate_covers_it_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     for seconds in (0.1, 1.0, 40.0):
         counts = rng.poisson(125 * seconds, TRIALS).astype(np.float64)
-        # So few counts as 12 take few values, and cannot hit 90 % exactly.
+        # Counts around 12 take few values, so the interval cannot cover exactly 90 %.
         assert 0.85 <= covered(rate_from_counts(counts, seconds), 125.0) <= 0.95
 
 
@@ -83,7 +83,7 @@ def test_seconds_within_a_sojourn_add_nothing_to_what_is_known_of_availability()
 
 
 def test_two_states_of_equal_length_have_a_beta_law_exactly() -> None:
-    # Two rates with Gamma(m) laws of one scale: the share of one in both is Beta(m, m).
+    # Two rates have Gamma(m) distributions of one scale: the share of one in both is Beta(m, m).
     estimate = availability_from_times(9500.0, 9500.0, 19, CyclePrior(0.5, 1000.0, 1.0))
     assert estimate.interval(0.9) == pytest.approx(stats.beta(20, 20).interval(0.9))
 

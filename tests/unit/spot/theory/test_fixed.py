@@ -1,4 +1,4 @@
-"""The policies that decide once: what they decide, and that they leave it at that."""
+"""Policies that decide once: their decisions, and that they never change them."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""How old the oldest record of each stream is, by when it had a machine."""
+"""Age of each stream's oldest record, by the times when it had a machine."""
 
 from __future__ import annotations
 

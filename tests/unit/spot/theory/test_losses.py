@@ -1,4 +1,4 @@
-"""Loss curves: what is left to a target, how sure that is, and when it is never."""
+"""Loss curves: remaining updates to a target, their uncertainty, and unreachable targets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_without_noise_the_fit_is_the_curve(curve: Curve) -> None:
 
 @pytest.mark.parametrize(("curve", "updates"), [(power, 2000), (geometric, 2000)])
 def test_the_interval_covers_what_is_left_as_often_as_it_says(curve: Curve, updates: int) -> None:
-    # Half of what the loss is above its floor is still to go, with noise about as large as that.
+    # Half of the loss above its floor remains to be reduced, with noise of about the same size.
     now = float(curve(np.asarray(updates - 1.0)))
     target = (now + 0.3) / 2
     truth, trials, hits = truly_remaining(curve, updates, target), 20, 0
@@ -81,7 +81,8 @@ def test_the_interval_covers_what_is_left_as_often_as_it_says(curve: Curve, upda
         estimate = fitted(curve, updates, seed=seed).remaining(target)
         low, high = estimate.interval(0.9)
         hits += float(low) <= truth <= float(high)
-    assert hits >= 13  # 18 expected; four standard deviations of a binomial are 5.4
+    # 18 hits are expected. Four standard deviations of the binomial are 5.4.
+    assert hits >= 13
 
 
 def test_a_short_history_says_that_it_does_not_know() -> None:
@@ -160,7 +161,7 @@ def tally_of(updates: int) -> LossTally:
 
 @pytest.mark.parametrize("updates", [1000, MEANS - 1, MEANS, 3 * MEANS + 1])
 def test_tally_finds_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
-    target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 0.3 times as many more
+    target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 30 % more updates
 
     found = tally_of(updates).version_at(target, 0.2, np.random.default_rng(0))
 
@@ -186,7 +187,7 @@ def test_what_was_taken_back_is_not_in_a_tally() -> None:
     assert tally.version_at(0.6, 0.2, rng()) == pytest.approx(2846, rel=0.1)
 
 
-# --- the curves, against differences and bisection -----------------------------------------------
+# --- the curves, compared with differences and bisection -----------------------------------------
 
 X = np.linspace(0, 1, 7)
 CURVES: list[tuple[Kind, tuple[float, ...]]] = [

@@ -1,4 +1,4 @@
-"""Machines that come and go: the two-state chain against simulation."""
+"""Preemptible machines: the two-state chain, compared with simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.spot.theory.preemption import relaxation_s
 
 
 def simulated_uptime(t_s: float, availability: float, cycle_s: float, runs: int) -> np.ndarray:
-    """(runs,) time on in [0, t], from a stationary start."""
+    """Return the time on in [0, t], (runs,), from a stationary start."""
     rng = np.random.default_rng(6)
     on = rng.random(runs) < availability
     left, uptime = np.full(runs, t_s), np.zeros(runs)

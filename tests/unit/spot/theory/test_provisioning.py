@@ -1,4 +1,4 @@
-"""Theorems 4 and 5 against brute force over equations 15 to 23, and against the paper's walk."""
+"""Theorems 4 and 5, compared with brute force over equations 15 to 23 and the paper's search."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,8 @@ from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import plan, plan_of
 from common.spot.theory.work import PaperMarket, Work, market
 
-SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, in per cent
+# Columns: alpha, theta/theta_0, N_s*, equation 16 over on-demand in per cent.
+SETTINGS = [
     (0.9, 1.05, 30, 80.19),
     (0.8, 1.05, 15, 91.20),
     (0.8, 1.10, 29, 82.16),
@@ -33,7 +34,7 @@ def due(rates: list[float], ratio: float) -> Work:
 
 
 def equations_21_and_22(work: Work, spot: int, prices: PaperMarket) -> tuple[float, float]:
-    """Runtime and cost where the workers with the lowest rates are on spot; 15 and 16, too."""
+    """Return runtime and cost with the lowest-rate workers on spot: equations 15 and 16."""
     alpha = prices.spot.availability
     up = np.repeat((alpha, 1.0), (spot, work.workers - spot))
     rate = float(np.sort(work.rates_per_s) @ up)
@@ -45,17 +46,17 @@ def equations_21_and_22(work: Work, spot: int, prices: PaperMarket) -> tuple[flo
 
 
 def meets_deadline(work: Work, spot: int, prices: PaperMarket) -> bool:
-    """Lemma 2, equation 23."""
+    """Return True by Lemma 2, equation 23."""
     return equations_21_and_22(work, spot, prices)[0] <= work.deadline_s * (1 + 1e-12)
 
 
 def walked(work: Work, prices: PaperMarket) -> float:
-    """The cost at the first rise or broken Lemma 2 from N_s = 0 on, as the paper finds it.
+    """Return the cost at the first rise or broken Lemma 2 from N_s = 0 on, as the paper finds it.
 
     The cost has at most one local minimum for a continuous lambda(n), and for discrete rates, too.
     With f the cost per record of N_s workers on spot, c = 1 - alpha and B = pi_o - alpha pi_s > 0,
-    one more makes it rise exactly if c lambda_{N_s+1} f > B. Once it has risen f is larger, and the
-    next rate is not smaller: it rises for ever.
+    one more worker increases f exactly if c lambda_{N_s+1} f > B. After a rise f is larger, and the
+    next rate is not smaller, so f rises for ever.
     """
     _, cost = equations_21_and_22(work, 0, prices)
     for spot in range(1, work.workers + 1):
@@ -69,9 +70,9 @@ def walked(work: Work, prices: PaperMarket) -> float:
 positive_rates = st.floats(1, 250)
 rates = st.lists(st.one_of(positive_rates, st.just(0.0), st.just(125.0)), min_size=1, max_size=12)
 works = st.builds(due, rates.filter(any), st.floats(1, 2))
-# Nearer to 1 it is the rounding of a deadline that says how many spot machines meet it.
+# Nearer to 1, the rounding of a deadline decides how many spot machines meet it.
 availabilities = st.one_of(st.just(1.0), st.floats(0.05, 0.9999))
-# Prices so small that their products underflow are none.
+# Positive prices are bounded below, because products of tiny ones underflow to 0.
 spot_prices = st.one_of(st.just(0.0), st.floats(1e-6, 0.95))
 markets = st.builds(market, st.just(1.0), spot_prices, availabilities)
 

@@ -1,4 +1,4 @@
-"""How fast machines of several pools are, from the updates that they make together."""
+"""Speeds of machines in several pools, from the updates that they make together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRADIENT_S = 0.1
 
 
 def tally_of(said: list[float], true: list[float], seed: int, updates: int = 300) -> SpeedTally:
-    """Twenty gradients an update, of pools in random shares."""
+    """Observe updates with twenty gradients each, of pools in random shares."""
     rng, tally = np.random.default_rng(seed), SpeedTally(said, HALF_LIFE_S)
     for now_s in range(updates):
         made = rng.multinomial(20, rng.dirichlet(np.ones(len(true))))

@@ -1,4 +1,4 @@
-"""The rate of a stream from its batch indicators, whatever way they come in."""
+"""The rate of a stream from its batch indicators, in every order of arrival."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Indicator(NamedTuple):
-    """What a tally reads of a BatchReady."""
+    """Fields of a BatchReady that a tally reads."""
 
     key: int
     samples: int
@@ -29,7 +29,7 @@ class Indicator(NamedTuple):
 
 
 def cut(arrivals_s: Iterable[float], batch_size: int, key: int = 0) -> list[Indicator]:
-    """Indicators of full batches; what is left over is still open."""
+    """Return indicators of full batches. The remainder is still open."""
     times = list(arrivals_s)
     ends = range(batch_size, len(times) + 1, batch_size)
     return [
@@ -101,7 +101,7 @@ def test_the_size_of_the_batches_hardly_matters_when_old_ones_fade() -> None:
 
 
 def test_batches_of_several_partitions_add_up() -> None:
-    # Each poll gave one partition's records of the last seconds: the spans of batches overlap.
+    # Each poll returned one partition's records of the last seconds, so the batches' spans overlap.
     rng = np.random.default_rng(2)
     one, other = (cut(poisson(rng, 60.0, 6000), 100, key) for key in (0, 100000))
     mixed = [batch for pair in zip(one, other, strict=True) for batch in pair]
@@ -136,7 +136,8 @@ def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() 
             found.gone(30.0)
     assert found.rate(90.0, 49).value == pytest.approx(10, rel=0.02)  # away, so not silent
     found.returned(90.0)
-    assert found.rate(91.0, 49).value == pytest.approx(10, rel=0.02)  # nor at once when it is back
+    # It is not silent immediately after its return, either.
+    assert found.rate(91.0, 49).value == pytest.approx(10, rel=0.02)
     for batch in cut(times, 50):
         found.batch(*batch, now_s=max(batch.last_s, 91.0))
     assert found.rate(100.0, 49).value == pytest.approx(10, rel=0.02)

@@ -1,4 +1,4 @@
-"""Running tallies: they forget at their half-life, and no order or cut of the input matters."""
+"""Running tallies decay with their half-life, independent of the input's order and grouping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEAK = CyclePrior(cycles=0.1)
 
 
 def rate(sums: Sums, now_s: float) -> Estimate:
-    """The rate of records and seconds that were summed."""
+    """Return the rate from the summed records and seconds."""
     records, seconds = sums.at(now_s)
     return rate_from_counts(records, seconds)
 

@@ -1,4 +1,4 @@
-"""Each format of file becomes the trace that it holds, or is refused with what to do."""
+"""Each file format becomes a trace, or its error says what to do."""
 
 from __future__ import annotations
 
@@ -186,7 +186,8 @@ def test_a_choice_where_there_is_none_and_a_file_that_is_not_there_are_refused(
         read_trace(written(tmp_path, GRID), {"zone": "a"})
     with pytest.raises(UserError, match=r"column: trace\.csv has no columns to choose from"):
         read_trace(written(tmp_path, PRICES), {}, "x")
-    for choice in ({"zone": "a"}, {}):  # what is no trace at all is told first
+    # The first error: it is no trace at all.
+    for choice in ({"zone": "a"}, {}):
         with pytest.raises(UserError, match=r"begins with 'time,usd', which is no trace"):
             read_trace(written(tmp_path, "time,usd\n2026-01-01,1\n"), choice, "usd")
     with pytest.raises(UserError, match="there is no such file"):

@@ -1,4 +1,4 @@
-"""A trace is in order and whole, or refused by row; readers of one see what a search would find."""
+"""A trace is complete and in order, or its error names the row. Readers agree with a search."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_of_rows_with_one_time_the_last_wins_and_any_origin_will_do() -> None:
     made = trace_from_rows([100, 110, 110, 130], [1, 2, 3, 4], [1, 2, 3, 4], "f.csv")
     assert made.times_s.tolist() == [0, 10, 30]
     assert made.values.tolist() == [1, 3, 4]
-    assert made.end_s == 30  # events: the last row says when it ends
+    # Events: the last row has the end.
+    assert made.end_s == 30
     longer = trace_from_rows([100, 110], [1, 2], [1, 2], "f.csv", end_s=150)
     assert longer.end_s == 50
 
@@ -99,7 +100,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(times, np.array(values, np.float64), float(times[-1]) + draw(st.integers(0, 5)))
 
 
-# Quarters of seconds are exact in floating point, so that rounding cannot tell the two apart.
+# Quarters of seconds are exact in floating point, so that rounding makes no difference.
 quarters = st.integers(0, 800).map(lambda count: count / 4)
 
 
@@ -140,5 +141,5 @@ def test_who_waits_for_each_next_change_gets_on_despite_rounding() -> None:
         now_s = following_s
         assert (cursor.at(now_s) != seen[-1]).any()
         seen.append(cursor.at(now_s))
-    # Three changes in each 0.7 / 3 s for each of two readers.
+    # Each of two readers sees three changes in each 0.7 / 3 s.
     assert now_s == pytest.approx(50 * 0.7 / 3, rel=0.03)

@@ -1,4 +1,4 @@
-"""What a scrape of a coordinator sees of a job that it follows."""
+"""Metrics of a coordinator about a job that it follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md is what services declare."""
+"""docs/reference/metrics.md lists the metrics that services declare."""
 
 from __future__ import annotations
 

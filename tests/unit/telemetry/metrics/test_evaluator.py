@@ -1,4 +1,4 @@
-"""What a scrape of an evaluator sees of a job."""
+"""Metrics of an evaluator about a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scrape of a provisioner sees: of jobs in its charge, and whose charge the others are."""
+"""Metrics of a provisioner: jobs in its charge, and the owners of the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECORDS: list[PlanRecord] = [
 
 
 class Bench:
-    """A provisioner's metrics at a time that the test says."""
+    """A provisioner's metrics on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -49,7 +49,7 @@ class Bench:
         self.metrics = ProvisionerMetrics(self.clock)
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Values of a metric, by its labels."""
+        """Return values of a metric by its labels."""
         return {
             tuple(sample.labels.values()): sample.value
             for family in self.metrics.registry.collect()
@@ -58,7 +58,7 @@ class Bench:
         }
 
     def take_charge(self) -> None:
-        """Report what the records say, half an hour before now."""
+        """Report these records, with a time half an hour before now."""
         ledger = fold(RECORDS)
         self.metrics.report = report_of(ledger, SETTINGS, 20, 800, T0 + 1800)
 
@@ -111,4 +111,4 @@ def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> No
     assert {name: bench.values(name) for name in expected} == expected
     ended_by = bench.values("doll_machines_ended_total")
     assert {cause: count for cause, count in ended_by.items() if count} == {("preempted",): 1.0}
-    assert len(ended_by) == 5  # a zero to count from for each of the others
+    assert len(ended_by) == 5  # the others count from zero

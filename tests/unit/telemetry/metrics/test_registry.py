@@ -34,7 +34,7 @@ def test_no_name_is_declared_twice() -> None:
 
 
 class Measures(MetricSet):
-    """The metrics of a job."""
+    """Return the metrics of a job."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A process answers scrapes, and says whether its loop turns."""
+"""A process answers scrapes, and reports if its loop is alive."""
 
 from __future__ import annotations
 
@@ -103,17 +103,17 @@ def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
 
 
 class Broken:
-    """What fails at a scrape."""
+    """Fails at a scrape."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     def collect(self) -> Iterator[None]:
-        """Fail."""
+        """Raise."""
         raise self.error
 
     def describe(self) -> list[None]:
-        """Nothing beforehand."""
+        """Describe nothing."""
         return []
 
 

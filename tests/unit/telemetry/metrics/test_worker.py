@@ -1,4 +1,4 @@
-"""What a scrape of a worker sees of its job."""
+"""Metrics of a worker about its job."""
 
 from __future__ import annotations
 
