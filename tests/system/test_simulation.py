@@ -228,6 +228,12 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
         assert all(y <= x for x, y in zip(before, after, strict=True))
 
 
+def test_seeds_that_failed_once_fail_no_more() -> None:
+    # The leader asked a dead process to store the weights; an operator requeued one batch 4 times.
+    for seed, world in ((502091, "group"), (504825, "slices")):
+        assert run_seed(seed, world).failure == ""
+
+
 def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> None:
     outcomes = list(run_seeds(GROUP_SEEDS, "group"))
 

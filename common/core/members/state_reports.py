@@ -121,6 +121,10 @@ class StateReports:
                 return False
             self.gone([worker])
             self._reborn.add(worker)
+        if worker in self._of and self._of[worker].life != life:
+            # An earlier process of the name finished the newest version, and was gone before it was
+            # committed. This one must say what it holds.
+            del self._of[worker]
         self._believed[worker] = MemberProcess(life, now)
         self._silent_since.pop(worker, None)
         return True
@@ -198,6 +202,7 @@ class StateReports:
         self._of = {
             member.worker: Holding(member.life, TriggerId(-1, 0), made, 0, owned(member))
             for member in finished
+            if not self.is_rival(member)
         }
 
     def addresses(self, members: Iterable[Member]) -> dict[WorkerId, str]:

@@ -1168,3 +1168,21 @@ def test_whoever_comes_after_a_process_whose_death_was_seen_is_believed_at_once(
     reports.gone([A])
     assert reports.believes(Member(A, 2), 0.1)
     assert reports.rivals(0.1) == []
+
+
+@pytest.mark.parametrize("first", ["commit", "message"])
+def test_new_process_of_a_name_is_not_taken_for_the_one_that_finished_before(first: str) -> None:
+    # Seed 502091 of the simulated groups: the leader asked the dead process to store its version.
+    reports, made = StateReports(), ModelId(3, 2)
+
+    def commit() -> None:
+        reports.commit([Member(A, 1), Member(B, 6)], made, lambda _: UNSET)
+
+    if first == "commit":
+        commit()
+    assert reports.believes(Member(A, 9), 0.0)
+    if first == "message":
+        commit()
+
+    assert reports.unknown({A, B}) == {A}
+    assert reports.whole({A, B}, made, 0) == {Member(B, 6)}
