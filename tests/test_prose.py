@@ -1,4 +1,4 @@
-"""Names that a stranger understands: no private words in identifiers, no class name twice."""
+"""Names and sentences that a stranger understands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import subprocess
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,33 @@ JAVASCRIPT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<name>[A-Za-z_$][\w$]*)""",
     re.DOTALL,
 )
+# First words of docstrings that hide what the sentence is about.
+OPENERS = frozenset(
+    [
+        "What",
+        "Who",
+        "Whoever",
+        "Whose",
+        "Which",
+        "How",
+        "Where",
+        "Whether",
+        "Of",
+        "By",
+        "As",
+        "So",
+        "In",
+        "At",
+        "On",
+        "From",
+        "With",
+        "For",
+        "To",
+    ]
+)
+# Comments for programs, which stand behind the code that they are about.
+DIRECTIVE = re.compile(r"# (noqa|type: ignore|pragma)")
+LONGEST_TRAILING = 30
 
 
 def parts(name: str) -> list[str]:
@@ -86,6 +113,31 @@ def double_classes(files: Mapping[str, str]) -> list[str]:
     return [f"{name}: {', '.join(there)}" for name, there in places.items() if len(there) > 1]
 
 
+def bad_docstrings(text: str) -> list[int]:
+    """Return the lines of docstrings that open with one of `OPENERS`."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and (node.value.value.split() or [""])[0] in OPENERS
+    ]
+
+
+def long_trailing_comments(text: str) -> list[int]:
+    """Return the lines with code and a comment of more than `LONGEST_TRAILING` characters."""
+    lines = text.splitlines()
+    return [
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+        and len(token.string) > LONGEST_TRAILING + len("# ")
+        and not DIRECTIVE.match(token.string)
+        and lines[(line := token.start[0]) - 1][: token.start[1]].strip()
+    ]
+
+
 def sources() -> dict[str, str]:
     """Return the texts of all Python and JavaScript files that git tracks."""
     listed = subprocess.run(
@@ -111,6 +163,33 @@ def test_no_identifier_has_a_private_word() -> None:
 
 def test_no_two_public_classes_of_the_product_share_a_name() -> None:
     assert double_classes(sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("find", "most"),
+    [(bad_docstrings, 0.01), (long_trailing_comments, 0.02)],
+    ids=["docstrings", "trailing comments"],
+)
+def test_prose_of_python_files_follows_its_rules(
+    find: Callable[[str], list[int]], most: float
+) -> None:
+    files = {path: text for path, text in sources().items() if path.endswith(".py")}
+    found = [f"{path}:{line}" for path, text in files.items() for line in find(text)]
+    count = sum(text.count('"""') // 2 for text in files.values())
+    assert len(found) <= most * count, found
+
+
+def test_sentences_that_break_a_rule_are_found_in_made_up_sources() -> None:
+    text = '''"""Of a job."""
+X = 3  # seconds since somebody was last seen alive
+Y = 4  # seconds
+Z = 5  # noqa: ANN401 -- a reason that is longer than thirty characters
+# A comment of its own line may be as long as it wants.
+def f():
+    """Return it."""
+'''
+    assert bad_docstrings(text) == [1]
+    assert long_trailing_comments(text) == [2]
 
 
 @pytest.mark.parametrize(
