@@ -5,6 +5,8 @@ See `common.storage.snapshot_file` for the format.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from common.core.messages import ModelId  # noqa: TC001 -- msgspec reads it when run
@@ -64,10 +66,11 @@ def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
         weights: Weights to put into the snapshot.
 
     Raises:
-        CorruptError: If the snapshot is torn.
-        FutureFormatError: If a newer program wrote the snapshot.
+        CorruptError: If the snapshot is torn or has a later format. Anybody with access to Redis
+            can write such a snapshot, so it must not end a worker.
     """
-    protocol = decode_protocol(decoded(unframe, hot, TORN, CorruptError)[0], "a hot snapshot")
+    header, _ = decoded(unframe, hot, TORN, CorruptError)
+    protocol = decoded(partial(decode_protocol, title="a hot snapshot"), header, TORN, CorruptError)
     if decoded(_NAMED.decode, protocol.snapshot, TORN, CorruptError).made != made:
         return None
     protocol.seal = b""
