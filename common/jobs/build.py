@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, frozen_base
 from common.learning.tasks import build_model, check_size, task_of
 from common.learning.trainer import Trainer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
     from common.learning.optimizers import Reduction
+    from common.learning.tasks import Task
+    from common.storage.store import CheckpointStore
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:
@@ -25,30 +27,83 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     )
 
 
-def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
+def trainer_of(
+    spec: JobSpec, allowed: Collection[str], store: CheckpointStore | None = None
+) -> Callable[[], Trainer]:
     """Return a function that creates trainers with the weights of version 0.
 
     Args and Raises: As `parts_of`.
     """
-    parts = parts_of(spec, allowed)
+    parts = parts_of(spec, allowed, store)
     return lambda: Trainer(*parts)
 
 
 def parts_of(
-    spec: JobSpec, allowed: Collection[str]
-) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout]:
+    spec: JobSpec, allowed: Collection[str], store: CheckpointStore | None = None
+) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout, str]:
     """Return the arguments of a trainer with the weights of version 0, which follow from the job.
 
     Args:
         spec: The job.
         allowed: Entrypoints that this process may import (DOLL_TASKS).
+        store: Optional. The job's checkpoints, which hold the frozen tensors. If unset, this
+            process uses the ones that it builds.
 
     Raises:
         TaskMissingError: If this process does not have the task.
         UserError: If the task or the optimizer cannot be created, or the model is too large.
+        OtherModelError: If the job has other frozen tensors.
+        UnavailableError: If object storage is unavailable.
     """
     task = task_of(spec, allowed)
     check_size(task)
     model = FlatModel(build_model(task, spec.seed))
-    weights, parameter_count = model.vector.copy(), model.parameter_count
-    return weights, parameter_count, optimizer_of(spec), spec.reduction, model.layout
+    share_base(model, task, spec.seed, store, write=True)
+    weights, count = model.vector.copy(), model.parameter_count
+    return weights, count, optimizer_of(spec), spec.reduction, model.layout, model.base.digest
+
+
+def share_base(
+    model: FlatModel, task: Task, seed: int, store: CheckpointStore | None, *, write: bool
+) -> None:
+    """Make a model's frozen tensors those of its job.
+
+    Args:
+        model: The task's model, built with the job's seed.
+        task: The task.
+        seed: The job's seed.
+        store: The job's checkpoints; None if this process has no object storage.
+        write: True to store the model's own base if the job has none.
+
+    Raises:
+        OtherModelError: If the job has another base; names the first difference.
+        UnavailableError: If object storage is unavailable.
+    """
+    own = model.base.digest
+    if store is None or not own:
+        return
+    stored = store.base_digest()
+    if not stored and write:
+        stored = store.put_base(own, model.base.save())
+    if stored:
+        fit_base(model, task, seed, stored, store.base)
+
+
+def fit_base(
+    model: FlatModel, task: Task, seed: int, digest: str, read: Callable[[str], bytes]
+) -> None:
+    """Make a model's frozen tensors those with a digest.
+
+    Args:
+        model: The task's model, built with the job's seed.
+        task: The task.
+        seed: The job's seed.
+        digest: SHA-256 of the wanted tensors.
+        read: Reads a base by its digest, such as `CheckpointStore.base`.
+
+    Raises:
+        OtherModelError: If the task's own base is another one; names the first difference.
+        UnavailableError: If object storage is unavailable.
+    """
+    if model.base.digest != digest:
+        model.base.adopt(read(digest), lambda: frozen_base(build_model(task, seed + 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -11,7 +11,7 @@ from common.core.snapshots import Snapshot, choose
 from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
-from common.learning.checkpoint import Layout, weights_in
+from common.learning.checkpoint import Kind, merged, save_weights, weights_in
 from common.storage.snapshot_file import (
     HEAD_BYTES,
     FoundSnapshot,
@@ -51,7 +51,7 @@ class FoundModel(NamedTuple):
 
     kept: KeptModel
     weights: Vector  # (P + B,) float32
-    layout: Layout
+    kind: Kind
 
 
 def parse_version(text: str) -> VersionSelector:
@@ -89,6 +89,26 @@ def find_model(
     with _looking(job, outside, log, report_skipped, on_board) as (kept, updates):
         found, trainer = pick(kept, updates, selector, report_skipped)
     return FoundModel(_kept(found, updates), *weights_in(trainer))
+
+
+def whole_model(job: str, found: FoundModel, outside: Outside, about: Mapping[str, str]) -> bytes:
+    """Write a model as safetensors, with its frozen tensors.
+
+    Args:
+        job: Id of the job.
+        found: The model.
+        outside: Object storage has the frozen tensors, if there are any.
+        about: Metadata for the file.
+
+    Raises:
+        CorruptError: If the frozen tensors are not there.
+        UserError: If the settings name no object storage, which has the frozen tensors.
+        UnavailableError: If object storage is unavailable.
+    """
+    trained = save_weights(found.kind.layout, found.weights, about)
+    if not found.kind.base:
+        return trained
+    return merged(trained, CheckpointStore(outside.open_blobs(), job).base(found.kind.base))
 
 
 def find_kept(

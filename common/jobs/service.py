@@ -13,7 +13,7 @@ from common.jobs.store import JobRecord, StartCheckpoint
 from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
-from common.learning.checkpoint import optimizer_kind, with_optimizer
+from common.learning.checkpoint import kind_at, optimizer_kind, with_optimizer
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from common.wire.messages import decode_audit
@@ -140,7 +140,10 @@ class JobService:
         )
         own = optimizer_kind(spec.optimizer.name, spec.optimizer.momentum)
         data, other = with_optimizer(data, own)
-        sha256 = CheckpointStore(blobs, to).put_origin(data)
+        store = CheckpointStore(blobs, to)
+        if base := kind_at(data).base:
+            store.put_base(base, CheckpointStore(blobs, record.id).base(base))
+        sha256 = store.put_origin(data)
         origin = StartCheckpoint(name, found.snapshot.by, found.snapshot.made.version, sha256)
         what = (
             f"weights and optimizer state ({own})"

@@ -49,13 +49,15 @@ class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
 Layout: TypeAlias = tuple[TensorSlice, ...]
 
 
-class Kind(msgspec.Struct, frozen=True):
+class Kind(msgspec.Struct, frozen=True, omit_defaults=True):
     """Optimizer and model of a snapshot. They must equal those of the trainer that restores it."""
 
     optimizer: str
     parameters: int  # P
     buffers: int  # B
     layout: Layout
+    # SHA-256 of the tensors that no update changes. Empty without any. See `common.learning.base`.
+    base: str = ""
 
     def __post_init__(self) -> None:
         """Check the layout's size.
@@ -76,7 +78,11 @@ class Kind(msgspec.Struct, frozen=True):
         found = ""
         if str(self) != str(own):
             found = f"it holds {self}, but this job's model has {own}"
-        return "; ".join(filter(None, (found, difference(self.layout, own.layout))))
+        bases = ""
+        if self.base != own.base:
+            bases = f"its frozen tensors have digest {self.base[:16] or 'none'}, expected "
+            bases += own.base[:16] or "none"
+        return "; ".join(filter(None, (found, difference(self.layout, own.layout), bases)))
 
 
 def difference(stored: Layout, own: Layout) -> str:
@@ -88,9 +94,9 @@ def difference(stored: Layout, own: Layout) -> str:
     return ""
 
 
-def digest_of(layout: Layout) -> str:
-    """Return 16 hexadecimal digits that identify a layout."""
-    return blake2b(msgspec.json.encode(layout), digest_size=8).hexdigest()
+def digest_of(layout: Layout, base: str = "") -> str:
+    """Return 16 hexadecimal digits that identify a layout and the digest of a base."""
+    return blake2b(msgspec.json.encode(layout) + base.encode(), digest_size=8).hexdigest()
 
 
 def unnamed(parameters: int, buffers: int) -> Layout:
@@ -118,13 +124,53 @@ def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -
     data = safetensors.numpy.save(dict(tensors), dict(metadata))
     if len(metadata) < 2:
         return data
-    start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    header = msgspec.json.decode(data[_LENGTH:start])
+    header, content = _split(data)
     header["__metadata__"] = dict(sorted(metadata.items()))
+    return _with_header(header, [content])
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Return header and content of a file."""
+    start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    return msgspec.json.decode(data[_LENGTH:start]), memoryview(data)[start:]
+
+
+def _with_header(header: Mapping[str, Any], content: Iterable[memoryview]) -> bytes:
     text = msgspec.json.encode(header)
     # The library pads the header, too, to align the tensors.
     text += b" " * (-len(text) % 8)
-    return b"".join((len(text).to_bytes(_LENGTH, "little"), text, memoryview(data)[start:]))
+    return b"".join((len(text).to_bytes(_LENGTH, "little"), text, *content))
+
+
+def merged(first: bytes, second: bytes) -> bytes:
+    """Write the tensors of two files into one, with the metadata of the first.
+
+    The tensors may have types that numpy lacks, such as bfloat16.
+
+    Raises:
+        CorruptError: If the bytes are not such files, or a name is in both.
+    """
+    try:
+        (header, own), (other_header, other) = _split(first), _split(second)
+        metadata = header.pop("__metadata__", {})
+        other_header.pop("__metadata__", None)
+        if both := header.keys() & other_header.keys():
+            raise CorruptError(f"the tensor {min(both)!r} is in both files")
+        parts = list[tuple[int, str, dict[str, Any], memoryview]]()
+        for entries, content in ((header, own), (other_header, other)):
+            for name, entry in entries.items():
+                start, end = entry["data_offsets"]
+                width = (end - start) // max(math.prod(entry["shape"]), 1)
+                parts.append((width, name, entry, content[start:end]))
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"the bytes do not hold tensors: {error}") from error
+    # Wide numbers first, as the library does, so that all are aligned.
+    parts.sort(key=lambda part: (-part[0], part[1]))
+    combined, at = {"__metadata__": metadata}, 0
+    for _, name, entry, content in parts:
+        combined[name] = entry | {"data_offsets": [at, at + len(content)]}
+        at += len(content)
+    return _with_header(combined, [content for *_, content in parts])
 
 
 def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
@@ -161,27 +207,27 @@ def kind_in(metadata: Mapping[str, str]) -> Kind:
     return decoded(_KIND.decode, metadata.get("trainer", ""), what, CorruptError)
 
 
-def layout_at(head: bytes) -> Layout:
-    """Read the layout from the first bytes of a trainer's snapshot.
+def kind_at(head: bytes) -> Kind:
+    """Read optimizer and model from the first bytes of a trainer's snapshot.
 
     Raises:
         CorruptError: If the bytes do not contain it.
     """
-    return kind_in(_metadata(head)).layout
+    return kind_in(_metadata(head))
 
 
-def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:
-    """Read the weights of a trainer's snapshot, and their layout.
+def weights_in(snapshot: bytes) -> tuple[Vector, Kind]:
+    """Read the weights of a trainer's snapshot, and their model.
 
     Returns:
-        (P + B,) float32, and the layout.
+        (P + B,) float32, and the model.
 
     Raises:
         CorruptError: If the snapshot is incomplete, or has no weights.
     """
     tensors, metadata = unpack(snapshot)
     kind = kind_in(metadata)
-    return checked_weights(tensors.get("weights"), kind), kind.layout
+    return checked_weights(tensors.get("weights"), kind), kind
 
 
 def model_in(snapshot: bytes) -> bytes:

@@ -118,7 +118,7 @@ class GradientComputer:
         self._autocast = autocast
         self._reduction = reduction
         self._together_bytes = together_bytes
-        self.model = FlatModel(module.to(device).train())
+        self.model = FlatModel(module.to(device))
         self.has_batch_norm = has_batch_norm(module)
         # Buffers at the start of the round.
         self._buffers = self.model.buffers.clone()
@@ -157,7 +157,7 @@ class GradientComputer:
             WrongTaskError: If the return value of one of its methods is unusable for any batch.
             NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
             ValueError: If there is no batch, or one without samples.
-            UserError: If the module does not write its buffers in place.
+            UserError: If the module does not write its buffers in place, or freezes parameters.
         """
         counts = [_samples_of(batch) for batch in batches]
         if not counts or not all(counts):
@@ -227,7 +227,7 @@ class GradientComputer:
                     _seed(self._device, batch)
                 totals.append(self._add(index, batch))
                 step(_samples_of(batch))
-        self.model.check_buffers()
+        self.model.check_module()
         names = totals[0][0]
         for found, _ in totals:
             check_same_metrics(self._task, found, names)

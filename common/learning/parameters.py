@@ -1,4 +1,4 @@
-"""All numbers of a model in one flat vector, and all its gradients in another."""
+"""All trained numbers of a model in one flat vector, and all its gradients in another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, OtherModelError, UserError
+from common.learning.base import OTHER_TASK, Base
 from common.learning.checkpoint import Layout, TensorSlice, difference
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 # Gradients from this size on are handed over with their memory instead of copied. The copy would
 # take as long as pointing some hundreds of parameters to new memory.
 GIVEN_AWAY = 1 << 20
-# Remedy for weights of another model.
-OTHER_TASK = "give this process the task's code of the version that learned it"
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -87,7 +86,7 @@ class _Part:
 
 
 class FlatModel:
-    """A module whose parameters and float buffers are views into one vector.
+    """A module whose trained numbers are views into one vector: see `training_state`.
 
     The parameters come first, in the module's own order, then the buffers. Each parameter's `.grad`
     is a view of the gradient vector, so backward passes add to it directly. Therefore it is zeroed
@@ -102,10 +101,13 @@ class FlatModel:
         parameter_count: P
         buffer_count: B
         layout: Names, shapes and types of the vector's tensors, in its order.
+        base: The tensors outside the vector. No update changes them.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Move the module's numbers into the vector. Their values stay.
+        """Put the module into training mode, and move its trained numbers into the vector.
+
+        Their values stay.
 
         Raises:
             UserError: If the module cannot be trained this way. See `training_state`.
@@ -113,12 +115,14 @@ class FlatModel:
         parameters, buffers = training_state(module)
         self.module = module
         self.layout = layout_of(module)
+        self.base = frozen_base(module)
         self.parameter_count = sum(parameter.numel() for parameter in parameters.values())
         self.buffer_count = sum(buffer.numel() for buffer in buffers.values())
         size, device = self.parameter_count + self.buffer_count, next(module.parameters()).device
         self.state = torch.empty(size, device=device)
         self.gradient = torch.zeros(size, device=device)
         self._buffers = buffers
+        self._requires_grad = [parameter.requires_grad for parameter in module.parameters()]
         self._parts = list[_Part]()
         on_host = device.type == "cpu"
         start = 0
@@ -241,12 +245,17 @@ class FlatModel:
         """View of the buffers, (B,) float32."""
         return self.state[self.parameter_count :]
 
-    def check_buffers(self) -> None:
-        """Check that the module still writes its buffers into the vector.
+    def check_module(self) -> None:
+        """Check that the module trains what it did at first, and writes its buffers in place.
 
         Raises:
-            UserError: If it has replaced a buffer by a new tensor.
+            UserError: If it has frozen or released a parameter, or replaced a buffer.
         """
+        if [each.requires_grad for each in self.module.parameters()] != self._requires_grad:
+            raise UserError(
+                "requires_grad of a parameter has changed: freeze parameters in build(), because "
+                "a job trains the same ones until it ends"
+            )
         for name, buffer in self._buffers.items():
             if self.module.get_buffer(name) is not buffer:
                 raise UserError(
@@ -276,35 +285,79 @@ def _rows(gradient: Tensor) -> Tensor:
 
 
 def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
-    """Return the numbers that an update changes: parameters, and persistent float buffers.
+    """Return what an update changes: parameters that require a gradient, and float buffers.
 
+    Buffers count if they are persistent and their module is in training mode. So the module is put
+    into training mode first; a task that overrides `train` can keep parts in evaluation mode.
     Integer buffers cannot be averaged over batches and are left out. The only one that changes in
     common networks is the counter `num_batches_tracked`, which is unused if batch normalisation has
     a fixed momentum. Buffers with `persistent=False` are constants.
 
     Raises:
-        UserError: If there is nothing to train, numbers are not float32, or an integer buffer may
-            matter.
+        UserError: If there is nothing to train, trained numbers are not float32 or share memory
+            with frozen ones, or an integer buffer may matter.
     """
-    parameters = dict(module.named_parameters())
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    module.train()
+    parameters = {n: each for n, each in module.named_parameters() if each.requires_grad}
+    if not parameters:
         raise UserError("the module has no parameters to train")
     saved = module.state_dict(keep_vars=True)
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
-    for name in [name for name, buffer in buffers.items() if not buffer.is_floating_point()]:
-        owner, _, leaf = name.rpartition(".")
-        momentum = getattr(module.get_submodule(owner), "momentum", None)
-        if leaf != "num_batches_tracked" or momentum is None:
+    buffers = {}
+    for name, buffer in module.named_buffers():
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if name not in saved or not owner.training or is_counter(owner, name):
+            continue
+        if not buffer.is_floating_point():
             raise UserError(
-                f"buffer {name!r} is {buffers[name].dtype} and might change, but only float32 is "
+                f"buffer {name!r} is {buffer.dtype} and might change, but only float32 is "
                 "averaged over batches: register a constant with persistent=False, and give batch "
                 "normalisation a momentum"
             )
-        del buffers[name]
-    for name, tensor in (*parameters.items(), *buffers.items()):
+        buffers[name] = buffer
+    trained = {**parameters, **buffers}
+    for name, tensor in trained.items():
         if tensor.dtype != torch.float32:
-            raise UserError(f"{name!r} is {tensor.dtype}: parameters and buffers must be float32")
+            raise UserError(
+                f"{name!r} is {tensor.dtype}: trained parameters and buffers must be float32"
+            )
+    # Tensors on the device "meta" have no memory.
+    places = {each.data_ptr(): name for name, each in trained.items() if not each.is_meta}
+    ours = set(map(id, trained.values()))
+    for name, tensor in saved.items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in ours and tensor.numel():
+            other = places.get(tensor.data_ptr())
+            if other is not None and not tensor.is_meta:
+                raise UserError(
+                    f"{name!r} is frozen and shares memory with {other!r}, which is trained: "
+                    "use one parameter for both"
+                )
     return parameters, buffers
+
+
+def is_counter(owner: nn.Module, name: str) -> bool:
+    """Return True if a buffer only counts batches, and nothing computes with it."""
+    return name.endswith("num_batches_tracked") and getattr(owner, "momentum", None) is not None
+
+
+def frozen_base(module: nn.Module) -> Base:
+    """Return the tensors of a module's `state_dict` that no update changes.
+
+    Batch counters are left out: see `training_state`.
+
+    Raises:
+        UserError: If the module cannot be trained. See `training_state`.
+    """
+    parameters, buffers = training_state(module)
+    trained = set(map(id, (*parameters.values(), *buffers.values())))
+    return Base(
+        {
+            name: tensor
+            for name, tensor in module.state_dict(keep_vars=True).items()
+            if isinstance(tensor, torch.Tensor)
+            and id(tensor) not in trained
+            and not is_counter(module.get_submodule(name.rpartition(".")[0]), name)
+        }
+    )
 
 
 def layout_of(module: nn.Module) -> Layout:

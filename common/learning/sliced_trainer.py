@@ -48,6 +48,7 @@ class SlicedTrainer:
         settings: The optimizer.
         reduction: Reduction of an update's gradient over its samples.
         layout: Optional. Layout of the weights. If unset, the weights belong to no module.
+        base: Digest of the model's frozen tensors; see `Kind`.
         count: Number of slices.
 
     Raises:
@@ -61,6 +62,7 @@ class SlicedTrainer:
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
         layout: Layout | None = None,
+        base: str = "",
         *,
         count: int,
     ) -> None:
@@ -70,7 +72,7 @@ class SlicedTrainer:
         self.places = cut(len(self._weights), count)
         buffers = len(self._weights) - parameter_count
         layout = unnamed(parameter_count, buffers) if layout is None else layout
-        self._kind = Kind(settings.kind, parameter_count, buffers, layout)
+        self._kind = Kind(settings.kind, parameter_count, buffers, layout, base)
         self._settings = settings
         self._reduction = reduction
         # All slices can be held at first, because there is no state yet.

@@ -88,6 +88,7 @@ class Trainer:
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
         layout: Layout | None = None,
+        base: str = "",
     ) -> None:
         """Start from a model's weights, which are copied.
 
@@ -98,6 +99,7 @@ class Trainer:
             reduction: Reduction of an update's gradient over its samples.
             layout: Optional. Layout of the weights. Snapshots contain it, and only a trainer with
                 the same layout can restore them. If unset, the weights belong to no module.
+            base: Digest of the model's frozen tensors; see `Kind`.
 
         Raises:
             UserError: If the optimizer's settings are invalid.
@@ -112,8 +114,8 @@ class Trainer:
         self._reduction = reduction
         buffers = len(self._weights) - parameter_count
         layout = unnamed(parameter_count, buffers) if layout is None else layout
-        self.kind = Kind(settings.kind, parameter_count, buffers, layout)
-        self.digest = digest_of(layout)
+        self.kind = Kind(settings.kind, parameter_count, buffers, layout, base)
+        self.digest = digest_of(layout, base)
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
         self._optimizer = make_optimizer(settings, self._parameter)
 

@@ -6,6 +6,8 @@
     <job>/checkpoints/best                             hint: name of the one with the lowest loss
     <job>/states/<epoch>-<version>.safetensors         weights and optimizer state of workers
     <job>/origin/<sha256>.safetensors                  another job's checkpoint that it began with
+    <job>/base/<digest>.safetensors                    tensors that no update changes
+    <job>/base/digest                                  names the job's base
 
 The name of a checkpoint has the epoch of the leader that wrote it and its version. Later leaders
 rank above higher versions (docs/explain/checkpoints.md). A checkpoint is finished when it has a
@@ -126,6 +128,7 @@ class CheckpointStore:
         self._blobs = blobs
         self._root = f"{job}/checkpoints/"
         self._origin = f"{job}/origin/"
+        self._bases = f"{job}/base/"
         self._states = f"{job}/states/"
 
     @property
@@ -293,6 +296,28 @@ class CheckpointStore:
         found = describe(data)
         if found.sha256 != sha256:
             raise CorruptError(f"{name} has {found}, expected {sha256[:16]}")
+        return data
+
+    def put_base(self, digest: str, data: bytes) -> str:
+        """Store the job's base unless it has one; return the digest of the one that it has."""
+        self._blobs.put(f"{self._bases}{digest}.safetensors", data)
+        self._blobs.replace(f"{self._bases}digest", digest.encode(), None)
+        return self.base_digest()
+
+    def base_digest(self) -> str:
+        """Return the digest of the job's base; empty if none is stored."""
+        return (self._blobs.get(f"{self._bases}digest") or b"").decode("ascii", "replace")
+
+    def base(self, digest: str) -> bytes:
+        """Read a base.
+
+        Raises:
+            CorruptError: If it is missing.
+        """
+        name = f"{self._bases}{digest}.safetensors"
+        data = self._blobs.get(name)
+        if data is None:
+            raise CorruptError(f"{name} is missing: it holds the tensors that the task froze")
         return data
 
     def put_state(self, made: ModelId, data: bytes) -> None:

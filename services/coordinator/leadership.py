@@ -38,6 +38,7 @@ from common.kafka.names import (
 )
 from common.kafka.port import NewTopic
 from common.storage.snapshot_file import FoundSnapshot
+from common.storage.store import CheckpointStore
 from services.coordinator.replies import SoundReplies
 from services.coordinator.streams import WatchedJob
 from services.coordinator.tails import (
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 
 # Errors that a task's code may raise.
-_NO_MODEL = (UserError, MemoryError, SystemExit)
+_NO_MODEL = (UserError, CorruptError, MemoryError, SystemExit)
 # Lifetime of the reason in Redis; two attempts may be late.
 UNABLE_TTL_S = 150.0
 
@@ -118,6 +119,8 @@ class Leadership:
                 self._learn_to_make()
         except TaskMissingError as error:
             self._leave_to_others(str(error))
+        except UnavailableError as error:
+            yield events.AttemptFailed(str(error))
         except _NO_MODEL as error:
             yield _hold_required(error)
         else:
@@ -129,10 +132,13 @@ class Leadership:
         Raises:
             TaskMissingError: If this process does not have the task.
             UserError: If there is no such model.
+            CorruptError: If the job has other frozen tensors.
+            UnavailableError: If object storage is unavailable.
         """
         if self._make_trainer is None:
-            settings = self._job.replica.settings
-            self._make_trainer = trainer_of(self._job.spec, settings.tasks)
+            replica = self._job.replica
+            store = None if replica.blobs is None else CheckpointStore(replica.blobs, self._job.id)
+            self._make_trainer = trainer_of(self._job.spec, replica.settings.tasks, store)
             self._lease.is_able()
         return self._make_trainer
 
@@ -323,6 +329,8 @@ class Leadership:
         except TaskMissingError as error:
             self._leave_to_others(str(error))
             yield events.AttemptFailed(str(error))
+        except UnavailableError as error:
+            yield events.AttemptFailed(str(error))
         except _NO_MODEL as error:
             yield _hold_required(error)
         else:
@@ -435,7 +443,7 @@ class Leadership:
 
 
 def _hold_required(error: BaseException) -> events.HoldRequired:
-    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
     detail = "".join(traceback.format_exception(error)).rstrip()
     return events.HoldRequired(f"the model cannot be made: {reason}", detail)
 

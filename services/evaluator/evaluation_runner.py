@@ -18,6 +18,8 @@ from common.core.messages import Batch, Drifted, Evaluated, ModelId
 from common.core.scores import ScoreWindow
 from common.kafka.schemas import open_registry
 from common.learning.errors import TaskError
+from common.storage.port import open_blobs
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import ErrorWatch
 from services.evaluator.model_evaluator import ModelEvaluator, TestRecords
@@ -101,6 +103,7 @@ class EvaluationRunner:
         self._write = write
         self._metrics = metrics
         self._log = logger
+        self._settings, self._job = process.settings, job
         self._model_evaluator = ModelEvaluator(spec, process.settings)
         registry = open_registry(process.settings)
         self._records = TestRecords(spec, job, evaluation, process.log, registry, logger)
@@ -113,6 +116,9 @@ class EvaluationRunner:
     def name(self) -> ModelId | None:
         """Version that is being evaluated, or None."""
         return None if self._open is None else self._open.name
+
+    def _read_base(self, digest: str) -> bytes:
+        return CheckpointStore(open_blobs(self._settings), self._job).base(digest)
 
     def begin(self, name: ModelId, weights: bytes, *, tests: bool, predicts: bool) -> None:
         """Start with a version: evaluate it on the test set.
@@ -127,11 +133,12 @@ class EvaluationRunner:
 
         Raises:
             CorruptError: If the weights are not of this model.
-            UnavailableError: If Kafka is unavailable; call again.
+            UnavailableError: If Kafka or object storage is unavailable; call again.
+            UserError: If frozen tensors must be read and no object storage is configured.
         """
         records = self._records.test() if tests else None
         self._open = None
-        self._model_evaluator.load(weights)
+        self._model_evaluator.load(weights, self._read_base)
         awaited = set(self._watches) if predicts else set[str]()
         self._open = opened = _Open(name, time(), monotonic(), awaited)
         self._metrics.version = name.version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +11,7 @@ from common.data.codecs import codec_of
 from common.data.fields import Columns, DecodedColumns, concatenate
 from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
+from common.jobs.build import fit_base
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
@@ -55,21 +56,24 @@ class ModelEvaluator:
     """
 
     def __init__(self, spec: JobSpec, settings: Settings) -> None:
-        self._task = task_of(spec, settings.tasks)
+        self._task, self._seed = task_of(spec, settings.tasks), spec.seed
         device = resolve_device(settings.device)
         self._model = FlatModel(build_model(self._task, spec.seed).to(device))
 
-    def load(self, snapshot: bytes) -> None:
+    def load(self, snapshot: bytes, read_base: Callable[[str], bytes]) -> None:
         """Load a version.
 
         Args:
             snapshot: A trainer's snapshot without optimizer state.
+            read_base: Reads frozen tensors by their digest, if this process has others.
 
         Raises:
             CorruptError: If the snapshot is not of this model; names the first difference.
+            UnavailableError: If the frozen tensors cannot be read now.
         """
-        weights, layout = weights_in(snapshot)
-        self._model.check(layout)
+        weights, kind = weights_in(snapshot)
+        self._model.check(kind.layout)
+        fit_base(self._model, self._task, self._seed, kind.base, read_base)
         self._model.load(weights)
 
     def judge(self, records: Columns) -> Judged:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot
     from common.jobs.servers import Outside
-    from common.learning.checkpoint import Layout
+    from common.learning.checkpoint import Kind
     from common.redis.port import Board
 
 # Seconds between polls of the board, which transfer a few kilobytes unless there is something new.
@@ -119,7 +119,7 @@ class Follower:
             return False
         kept = model.kept
         if self._model.alias != "newest" or self._is_better(kept.snapshot):
-            self._take(kept.snapshot, model.weights, model.layout)
+            self._take(kept.snapshot, model.weights, model.kind)
         self._found = found
         self._model.confirm()
         return True
@@ -127,18 +127,22 @@ class Follower:
     def _is_better(self, snapshot: Snapshot) -> bool:
         return self._rank is None or snapshot.rank > self._rank
 
-    def _take(self, snapshot: Snapshot, weights: Vector, layout: Layout) -> None:
+    def _take(self, snapshot: Snapshot, weights: Vector, kind: Kind) -> None:
         """Serve a snapshot.
 
         Raises:
             CorruptError: If the snapshot is not of this model.
+            UnavailableError: If its frozen tensors cannot be read now.
         """
         version = Version(snapshot.made, snapshot.made_at_s or time())
         before = self._model.version
-        self._model.load(version, weights, layout)
+        self._model.load(version, weights, kind, self._read_base)
         self._rank = snapshot.rank
         if before is None or before.made.epoch != version.made.epoch:
             self._log.info("version_served", version=version.made.version, epoch=version.made.epoch)
+
+    def _read_base(self, digest: str) -> bytes:
+        return CheckpointStore(self._outside.open_blobs(), self._job).base(digest)
 
     def _passed_over(self, reason: str) -> None:
         if self._changes(reason, reason):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.errors import UnavailableError
+from common.jobs.build import fit_base
 from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
 from common.learning.outputs import check_outputs, guest
@@ -17,6 +18,8 @@ from common.learning.parameters import FlatModel, resolve_device
 from common.learning.tasks import build_model, task_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from common.data.fields import Columns
     from common.jobs.models import VersionSelector
     from common.jobs.spec import JobSpec
-    from common.learning.checkpoint import Layout
+    from common.learning.checkpoint import Kind
 
 
 class Version(NamedTuple):
@@ -62,12 +65,14 @@ class ServedModel:
 
     def __init__(self, spec: JobSpec, settings: Settings, alias: VersionSelector) -> None:
         self.alias = alias
-        self._task = task_of(spec, settings.tasks)
+        self._task, self._seed = task_of(spec, settings.tasks), spec.seed
         self._device = resolve_device(settings.device)
         self._current, self._spare = (
-            _Buffer(FlatModel(build_model(self._task, spec.seed).to(self._device).eval()))
+            _Buffer(FlatModel(build_model(self._task, spec.seed).to(self._device)))
             for _ in range(2)
         )
+        for buffer in (self._current, self._spare):
+            buffer.model.module.eval()
         module = self._current.model.module
         self.forward = forward_of(self._task, module, spec.records.described())
         self._confirmed_at = monotonic()
@@ -90,17 +95,27 @@ class ServedModel:
         """Note that the version is the selected one at this moment."""
         self._confirmed_at = monotonic()
 
-    def load(self, version: Version, weights: Vector, layout: Layout) -> None:
+    def load(
+        self, version: Version, weights: Vector, kind: Kind, read_base: Callable[[str], bytes]
+    ) -> None:
         """Answer with another version from now on.
 
         Waits for a batch that still uses the spare buffer.
 
+        Args:
+            version: The version.
+            weights: (P + B,) float32
+            kind: Model of the weights.
+            read_base: Reads frozen tensors by their digest, if this process has others.
+
         Raises:
             CorruptError: If the weights are not of this model; names the first difference.
+            UnavailableError: If the frozen tensors cannot be read now.
         """
         spare = self._spare
-        spare.model.check(layout)
+        spare.model.check(kind.layout)
         with spare.lock:
+            fit_base(spare.model, self._task, self._seed, kind.base, read_base)
             spare.model.load(weights)
             spare.version = version
         self._current, self._spare = spare, self._current

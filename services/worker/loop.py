@@ -14,7 +14,8 @@ from common.core.settings import WorkerSettings, slices_of
 from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
-from common.jobs.build import parts_of
+from common.errors import OtherModelError, UserError
+from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
@@ -24,6 +25,8 @@ from common.learning.parameters import resolve_device
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
+from common.storage.port import open_blobs
+from common.storage.store import CheckpointStore
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
@@ -117,6 +120,7 @@ class JobWorker:
         self._deadline = 0.0
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
+        store = CheckpointStore(open_blobs(settings), job.id) if settings.blobs else None
         computer = GradientComputer(
             task,
             build_model(task, spec.seed),
@@ -124,13 +128,17 @@ class JobWorker:
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
+        try:
+            share_base(computer.model, task, spec.seed, store, write=False)
+        except OtherModelError as error:
+            raise UserError(str(error)) from error
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
         cache = BatchCache(CACHE_MIB << 20)
-        layout = computer.model.layout
-        self._digest = digest_of(layout)
+        layout, base = computer.model.layout, computer.model.base.digest
+        self._digest = digest_of(layout, base)
         self._spec, self._settings = spec, settings
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
@@ -159,7 +167,7 @@ class JobWorker:
                 machine,
                 reader,
                 claims,
-                WorkerBoard(worker, board, layout, self._log),
+                WorkerBoard(worker, board, layout, base, self._log),
                 gate=SchemaGate(schemas),
                 codec=codec,
                 cache=cache,
@@ -220,7 +228,7 @@ class JobWorker:
             check_group_memory(self._numbers, states, group_bytes())
         access = self._access(spec)
         self._groups = access.groups
-        make = partial(_held, spec, settings, slices)
+        make = partial(_held, spec, settings, slices, access.checkpoints)
         compute = self._computer_of()
         return GroupLoop(worker, compute, shell, access, make, runs_on, slices=slices)
 
@@ -318,6 +326,6 @@ class JobWorker:
         self._loop = self._make_loop(slices)
 
 
-def _held(spec: JobSpec, settings: Settings, slices: int) -> HeldWeights:
-    parts = parts_of(spec, settings.tasks)
+def _held(spec: JobSpec, settings: Settings, slices: int, store: CheckpointStore) -> HeldWeights:
+    parts = parts_of(spec, settings.tasks, store)
     return HeldSlices(SlicedTrainer(*parts, count=slices)) if slices else HeldWhole(Trainer(*parts))

@@ -20,8 +20,8 @@ from common.jobs.models import (
     find_kept,
     find_model,
     parse_version,
+    whole_model,
 )
-from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
@@ -96,7 +96,7 @@ async def get_model(
     find = partial(find_model, record.id, selector)
     found = await service.models.run(partial(_ask, service, job, find))
     about = about_model(record, found.kept)
-    data = await service.models.run(partial(save_weights, found.layout, found.weights, about))
+    data = await service.models.run(partial(whole_model, record.id, found, service.outside, about))
     return Response(data, headers=_headers(record, found.kept), media_type=_KIND)
 
 

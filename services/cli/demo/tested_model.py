@@ -16,9 +16,8 @@ import msgspec
 from common.api.model import about_model
 from common.config.settings import read_settings
 from common.data.digits import load_digits
-from common.jobs.models import find_model
+from common.jobs.models import find_model, whole_model
 from common.jobs.store import JobStore
-from common.learning.checkpoint import save_weights
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import task_of
@@ -36,9 +35,9 @@ def main() -> int:
         found = find_model(record.id, "newest", outside, log, _report_skipped)
     task = task_of(record.spec, ())
     model = FlatModel(task.build())
-    model.check(found.layout)
+    model.check(found.kind.layout)
     about = about_model(record, found.kept)
-    Path(output).write_bytes(save_weights(found.layout, found.weights, about))
+    Path(output).write_bytes(whole_model(record.id, found, outside, about))
     tested = evaluate(task, model, found.weights, load_digits().held_out, _BATCH)
     sys.stdout.write(f"{msgspec.json.encode(tested).decode()}\n")
     return 0

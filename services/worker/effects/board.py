@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from common.core import worker_messages as events
 from common.core.liveness import WORKER
-from common.errors import CorruptError, UnavailableError
-from common.learning.checkpoint import difference, digest_of, layout_at
+from common.errors import CorruptError, UnavailableError, UserError
+from common.learning.checkpoint import difference, digest_of, kind_at
 from common.storage.hot_snapshot import first_weights
 from common.telemetry.outages import Outage, OutageNotifier
 
@@ -28,6 +28,11 @@ AGAIN_S = 10.0
 TTL_S = 2.5 * AGAIN_S
 # Bytes read of a hot snapshot: enough for the layout of ten thousand tensors.
 HEAD_BYTES = 1 << 20
+# A worker that starts before the job's first leader stores the base can meet another base later.
+OTHER_BASE = (
+    "the job's frozen tensors differ from this worker's; the worker starts again with the stored "
+    "ones, for which it needs DOLL_BLOBS"
+)
 
 
 class WorkerBoard:
@@ -37,6 +42,7 @@ class WorkerBoard:
         worker: Name of this worker.
         board: The job's board in Redis.
         layout: Layout of this worker's model.
+        base: Digest of its frozen tensors.
         logger: Bound to the job and the worker.
         clock: Monotonic time in seconds.
     """
@@ -46,13 +52,15 @@ class WorkerBoard:
         worker: WorkerId,
         board: Board,
         layout: Layout,
+        base: str,
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._worker = worker
         self._board = board
         self._layout = layout
-        self._digest = digest_of(layout)
+        self._base = base
+        self._digest = digest_of(layout, base)
         self._log = logger
         self._clock = clock
         self._outage = Outage(logger, "redis", clock)
@@ -97,13 +105,19 @@ class WorkerBoard:
         self._board.put_unable(WORKER + self._worker, reason, TTL_S)
 
     def _difference(self, epoch: int) -> str:
-        """Return the first difference from the leader's model, or "" if no snapshot shows one."""
+        """Return the first difference from the leader's model, or "" if no snapshot shows one.
+
+        Raises:
+            UserError: If only the frozen tensors differ.
+        """
         for data in self._board.snapshots(epoch, HEAD_BYTES, whole=True):
             try:
                 head = first_weights(data)
-                found = difference(layout_at(head), self._layout) if head else ""
+                kind = kind_at(head) if head else None
             except CorruptError:
                 continue
-            if found:
+            if kind is not None and (found := difference(kind.layout, self._layout)):
                 return f"the first difference: {found}"
+            if kind is not None and kind.base != self._base:
+                raise UserError(OTHER_BASE)
         return ""

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 
 from common.core.messages import (
     GENESIS,
@@ -163,3 +164,20 @@ def test_the_service_gives_out_models_without_torch() -> None:
     )
 
     assert answer.stdout.strip() == "False"
+
+
+def test_file_of_a_partly_frozen_model_has_all_its_tensors(led: World) -> None:
+    module = build_model(task_of(SPEC, ()), 0)
+    first = next(module.parameters())
+    first.requires_grad = False
+    flat = FlatModel(module)
+    parts = flat.vector + 1, flat.parameter_count, optimizer_of(SPEC), SPEC.reduction
+    trainer = Trainer(*parts, flat.layout, flat.base.digest).snapshot()
+    led.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, trainer, 0.5)), "c1")
+    lacking = led.ask("GET", MODEL)
+    assert "it holds the tensors that the task froze" in problem(lacking, 502)
+    CheckpointStore(led.blobs, "digits").put_base(flat.base.digest, flat.base.save())
+    plain = build_model(task_of(SPEC, ()), 7)
+    plain.load_state_dict(safetensors.torch.load(led.ask("GET", MODEL).content))
+    assert torch.equal(next(plain.parameters()), first)
+    assert np.array_equal(FlatModel(plain).vector[first.numel() :], flat.vector + 1)

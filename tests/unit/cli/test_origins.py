@@ -6,14 +6,17 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from common.core.messages import Lead, ModelId
+from common.core.snapshots import Snapshot
 from common.jobs.build import trainer_of
 from common.jobs.job_file import parse_job
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
+from common.storage.snapshot_file import SnapshotFile, to_parts
 from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit
 from services.cli import exits
@@ -126,3 +129,18 @@ def test_without_object_storage_that_is_said(led: World) -> None:
         "from: digits: checkpoints are in object storage, and the service names none"
         in result.stderr
     )
+
+
+def test_new_job_gets_a_copy_of_the_frozen_tensors(led: World) -> None:
+    store = CheckpointStore(led.blobs, "digits")
+    store.put_base("1234", b"frozen")
+    trainer = trainer_of(parse_job(JOB), ())()
+    trainer.kind = msgspec.structs.replace(trainer.kind, base="1234")
+    made = ModelId(0, 2)
+    file = SnapshotFile(Snapshot(0, made, 3, 0, {}), trainer.snapshot())
+    for name in led.blobs.names(store.folder(made)):
+        led.blobs.delete(name)
+    store.save(made, to_parts(file), 0.0)
+    led.run("job", "submit", "-", "--from", "digits@2", typed=NEXT)
+    copy = CheckpointStore(led.blobs, "next")
+    assert copy.base(copy.base_digest()) == b"frozen"

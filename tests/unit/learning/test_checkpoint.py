@@ -88,7 +88,8 @@ def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
     trainer = Trainer(model.vector, model.parameter_count, settings, "mean", layout)
     trainer.add(1, np.ones_like(model.vector), 1)
     trainer.apply(1)
-    weights, found = weights_in(trainer.snapshot())
+    weights, kind = weights_in(trainer.snapshot())
+    found = kind.layout
     assert found == layout
     assert save_weights(found, weights, {}) == save_weights(layout_of(module), weights, {})
     saved = {name for name in module.state_dict() if "num_batches" not in name}

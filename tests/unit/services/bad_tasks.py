@@ -51,3 +51,14 @@ class _Large(nn.Module):
 def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     """Return a task with ten thousand million weights."""
     return _task(_Large)
+
+
+def Frozen(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """Return a task with a frozen constant."""
+
+    def build() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        network.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+        return network
+
+    return _task(build)

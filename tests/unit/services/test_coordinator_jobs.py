@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
@@ -18,6 +19,7 @@ from common.jobs.store import StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.kafka.port import NewRecord, NewTopic
+from common.learning.base import Base
 from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
@@ -451,3 +453,13 @@ def test_a_redis_that_refuses_us_holds_nothing(
     refused[0] = False
     until(lambda: bench.board("innocent").get_leader_status() is not None, "it leads")
     assert bench.job_store.get("innocent").wanted == "running"
+
+
+def test_job_whose_frozen_tensors_changed_is_held_with_the_first_difference(bench: Bench) -> None:
+    blobs, other = MemoryBlobs(), Base({"frozen": torch.full((2,), 3.0)})
+    CheckpointStore(blobs, "bad").put_base(other.digest, other.save())
+    bench.submit("bad", "Frozen")
+    replica = MemoryReplica(bench.log, bench.redis, "c1", bench.settings(("Frozen",)), blobs)
+    bench.replicas.append(replica)
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    assert "the frozen 'frozen' is not the one of the job" in bench.job_store.get("bad").reason

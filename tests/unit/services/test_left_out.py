@@ -8,6 +8,7 @@ import pytest
 from common.core.liveness import WORKER
 from common.core.messages import LeaderStatus, ModelId, WorkerId
 from common.core.snapshots import Snapshot
+from common.errors import UserError
 from common.learning.checkpoint import Kind, TensorSlice, packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
@@ -60,7 +61,7 @@ def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
     board = MemoryBoard(redis, "job")
     if snapshot:
         board.put_snapshot(5, snapshot, "c1")
-    subject = WorkerBoard(W, board, LAYOUT, event_logger("test"), clock)
+    subject = WorkerBoard(W, board, LAYOUT, "", event_logger("test"), clock)
     subject.leader_status()
     board.put_leader_status(LeaderStatus(5, 0, {}, 0, 0, 1, {}))
     subject.leader_status()
@@ -76,3 +77,14 @@ def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
     board.put_leader_status(STATUS)
     subject.leader_status()
     assert len(caplog.records) == 2
+
+
+def test_worker_whose_frozen_tensors_are_not_the_jobs_starts_again() -> None:
+    board = MemoryBoard(MemoryRedis(), "job")
+    trainer = packed(Kind("sgd", 6, 0, LAYOUT, "of the job"), np.zeros(6, np.float32), {})
+    snapshot = SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer)
+    board.put_snapshot(5, to_bytes(snapshot), "c1")
+    board.put_leader_status(STATUS)
+    WorkerBoard(W, board, LAYOUT, "of the job", event_logger("test")).leader_status()
+    with pytest.raises(UserError, match="starts again with the stored ones"):
+        WorkerBoard(W, board, LAYOUT, "another", event_logger("test")).leader_status()

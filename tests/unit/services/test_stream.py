@@ -105,7 +105,7 @@ class Bench:
             Worker(W, WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S)),
             self.log.stream(group_name(JOB), ("s",), W),
             ClaimSender(self.log, JOB, logger, self.metrics, traces),
-            WorkerBoard(W, self.board, (), logger, self.clock),
+            WorkerBoard(W, self.board, (), "", logger, self.clock),
             gate=SchemaGate(self.schemas),
             codec=codec,
             cache=self.cache,
