@@ -59,16 +59,16 @@ THROUGH_THE_WALL = (
 CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
-    "services.coordinator.__main__": 128,
-    "services.evaluator.__main__": 112,
+    "services.coordinator.__main__": 129,
+    "services.evaluator.__main__": 113,
     "services.provisioner.__main__": 138,
-    "services.serve.__main__": 100,
-    "services.worker.__main__": 119,
+    "services.serve.__main__": 101,
+    "services.worker.__main__": 120,
     # Processes that the others start.
-    "common.jobs.export": 29,
-    "common.jobs.task_check": 34,
-    "common.spot.planning.simulation_process": 107,
-    "services.cli.demo.tested_model": 83,
+    "common.jobs.export": 30,
+    "common.jobs.task_check": 35,
+    "common.spot.planning.simulation_process": 108,
+    "services.cli.demo.tested_model": 84,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel, frozen_base
-from common.learning.tasks import build_model, check_size, task_of
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model, check_size, fit_base, task_of
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -87,23 +87,3 @@ def share_base(
         stored = store.put_base(own, model.base.save())
     if stored:
         fit_base(model, task, seed, stored, store.base)
-
-
-def fit_base(
-    model: FlatModel, task: Task, seed: int, digest: str, read: Callable[[str], bytes]
-) -> None:
-    """Make a model's frozen tensors those with a digest.
-
-    Args:
-        model: The task's model, built with the job's seed.
-        task: The task.
-        seed: The job's seed.
-        digest: SHA-256 of the wanted tensors.
-        read: Reads a base by its digest, such as `CheckpointStore.base`.
-
-    Raises:
-        OtherModelError: If the task's own base is another one; names the first difference.
-        UnavailableError: If object storage is unavailable.
-    """
-    if model.base.digest != digest:
-        model.base.adopt(read(digest), lambda: frozen_base(build_model(task, seed + 1)))

@@ -22,7 +22,7 @@ from common.learning.models import (
     logistic_regression,
     multilayer_perceptron,
 )
-from common.learning.parameters import training_state
+from common.learning.parameters import FlatModel, frozen_base, training_state
 from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
     MAX_MODEL_MIB,
@@ -244,6 +244,26 @@ def build_model(task: Task, seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise UserError(f"build() of the task returned a {type(module).__name__}, not a module")
     return module
+
+
+def fit_base(
+    model: FlatModel, task: Task, seed: int, digest: str, read: Callable[[str], bytes]
+) -> None:
+    """Make a model's frozen tensors those with a digest.
+
+    Args:
+        model: The task's model, built with the job's seed.
+        task: The task.
+        seed: The job's seed.
+        digest: SHA-256 of the wanted tensors.
+        read: Reads a base by its digest, such as `CheckpointStore.base`.
+
+    Raises:
+        OtherModelError: If the task's own base is another one; names the first difference.
+        UnavailableError: If object storage is unavailable.
+    """
+    if model.base.digest != digest:
+        model.base.adopt(read(digest), lambda: frozen_base(build_model(task, seed + 1)))
 
 
 def check_fields(task: Task, fields: Sequence[Field]) -> None:

@@ -11,12 +11,11 @@ from common.data.codecs import codec_of
 from common.data.fields import Columns, DecodedColumns, concatenate
 from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
-from common.jobs.build import fit_base
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
 from common.learning.parameters import FlatModel, resolve_device
-from common.learning.tasks import build_model, task_of
+from common.learning.tasks import build_model, fit_base, task_of
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import errors_of
 

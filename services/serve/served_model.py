@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.errors import UnavailableError
-from common.jobs.build import fit_base
 from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
 from common.learning.outputs import check_outputs, guest
 from common.learning.parameters import FlatModel, resolve_device
-from common.learning.tasks import build_model, task_of
+from common.learning.tasks import build_model, fit_base, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

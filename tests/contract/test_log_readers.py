@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -227,7 +227,7 @@ def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
     owned_rig: Rig, fresh: str
 ) -> None:
     doomed, kept = filled(owned_rig, fresh, 3), filled(owned_rig, f"{fresh}-kept", 1)
-    never, notified = Partition(f"{fresh}-never", 0), threading.Event()
+    never, notified, failed = Partition(f"{fresh}-never", 0), threading.Event(), threading.Event()
     with (
         closing(owned_rig.log.writer()) as writer,
         closing(owned_rig.log.tail(doomed, 0, notified.set)) as tail,
@@ -242,8 +242,11 @@ def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
         assert len(next_records(other, 1)) == 1
         notified.clear()
         owned_rig.delete_topic(doomed.topic)
-        with suppress(UnknownTopicError):  # or later, when it is sent
-            writer.append(doomed.topic, b"too late", on_failed=lambda _: notified.set())
+        # The writer learns of the deletion now, or when it sends the record.
+        try:
+            writer.append(doomed.topic, b"too late", on_failed=lambda _: failed.set())
+        except UnknownTopicError:
+            failed.set()
 
         def span_is_gone() -> bool:
             try:
@@ -255,6 +258,7 @@ def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
         with pytest.raises(UnknownTopicError):
             eventually(span_is_gone)
         assert notified.wait(PATIENCE_S)
+        assert failed.wait(PATIENCE_S)
         for gone in (tail, tail, idle):  # it stays so
             with pytest.raises(UnknownTopicError):
                 gone.read(1, PATIENCE_S)

@@ -91,15 +91,12 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        OptimizerSettings(name, 0.05, options)
-        for name, options in (
-            ("sgd", {"weight_decay": 0.1}),
-            ("momentum", {"weight_decay": 0.1}),
-            ("adam", {"weight_decay": 0.1}),
-            ("adamw", {"weight_decay": 0.1}),
-            ("adagrad", {"weight_decay": 0.1}),
-            ("ftrl", {"l1": 0.1, "l2": 0.1}),
-        )
+        OptimizerSettings("sgd", 0.05, {"weight_decay": 0.1}),
+        OptimizerSettings("momentum", 0.05, {"weight_decay": 0.1}),
+        OptimizerSettings("adam", 0.05, {"weight_decay": 0.1}),
+        OptimizerSettings("adamw", 0.05, {"weight_decay": 0.1}),
+        OptimizerSettings("adagrad", 0.05, {"weight_decay": 0.1}),
+        OptimizerSettings("ftrl", 0.05, {"l1": 0.1, "l2": 0.1}),
     ],
     ids=lambda each: each.name,
 )
@@ -137,8 +134,9 @@ def test_layer_of_half_precision_may_be_frozen_and_not_trained() -> None:
 
 
 def test_frozen_parameter_that_shares_memory_with_a_trained_one_is_refused() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    module[1].weight = nn.Parameter(module[0].weight.data, requires_grad=False)
+    trained, frozen = nn.Linear(3, 3), nn.Linear(3, 3)
+    frozen.weight = nn.Parameter(trained.weight.data, requires_grad=False)
+    module = nn.Sequential(trained, frozen)
     with pytest.raises(UserError, match=r"'1.weight' is frozen and shares memory with '0.weight'"):
         FlatModel(module)
 
