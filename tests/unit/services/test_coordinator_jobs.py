@@ -49,7 +49,7 @@ BAD = {
 # --- candidates --------------------------------------------------------------------------------
 
 
-def test_only_so_many_are_candidates_and_the_next_is_woken_when_one_leaves() -> None:
+def test_candidates_are_limited_and_next_one_wakes_when_one_leaves() -> None:
     candidates, woken = Candidates(most=2), list[str]()
 
     def enters(job: str) -> bool:
@@ -65,7 +65,7 @@ def test_only_so_many_are_candidates_and_the_next_is_woken_when_one_leaves() -> 
     assert woken == ["c", "d"]
 
 
-def test_who_waits_no_longer_is_not_woken() -> None:
+def test_candidate_that_stopped_waiting_is_not_woken() -> None:
     candidates, woken = Candidates(most=1), list[str]()
     for job in "abc":
         candidates.may_enter(job, lambda job=job: woken.append(job))  # type: ignore[misc]
@@ -75,7 +75,7 @@ def test_who_waits_no_longer_is_not_woken() -> None:
     assert woken == ["c"]
 
 
-def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
+def test_hanging_candidate_loses_its_place_after_a_timeout() -> None:
     clock = ManualClock()
     candidates = Candidates(most=1, clock=clock)
     assert candidates.enter("hangs", lambda: None)
@@ -157,7 +157,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench.close()
 
 
-def test_a_replica_leads_all_jobs(bench: Bench) -> None:
+def test_replica_leads_all_jobs(bench: Bench) -> None:
     names = [f"digits-{number}" for number in range(12)]
     for name in names:
         bench.submit(name)
@@ -167,7 +167,7 @@ def test_a_replica_leads_all_jobs(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("task", BAD)
-def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
+def test_job_whose_model_cannot_be_built_is_held_and_other_jobs_continue(
     bench: Bench, task: str
 ) -> None:
     bench.submit("bad", task)
@@ -180,7 +180,7 @@ def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
     assert not replica.leads("bad")
 
 
-def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
+def test_job_starting_from_another_model_is_held_with_the_first_difference(
     bench: Bench,
 ) -> None:
     spec, blobs = parse_job(JOB.replace("name: digits", "name: next")), MemoryBlobs()
@@ -202,7 +202,7 @@ def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
     until(lambda: replica.leads("innocent"), "the other one is led")
 
 
-def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
+def test_resumed_job_is_tried_again(bench: Bench) -> None:
     bench.submit("bad", "Raises")
     replica = bench.replica()
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
     replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
 
 
-def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Bench) -> None:
+def test_replica_without_the_task_leaves_the_job_to_one_that_has_it(bench: Bench) -> None:
     bench.submit("rare", "Rare")
     poor = bench.replica("c1", tasks=())
     poor.look()
@@ -227,7 +227,7 @@ def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Ben
     assert bench.job_store.get("rare").wanted == "running"
 
 
-def test_a_replica_tries_again_what_was_not_installed(
+def test_replica_retries_a_job_after_its_missing_task_is_installed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "UNABLE_S", (0.01, 0.01))
@@ -250,9 +250,7 @@ def test_a_replica_tries_again_what_was_not_installed(
 
 
 @pytest.mark.parametrize("topic", [control_topic("bad"), updates_topic("bad")])
-def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
-    bench: Bench, topic: str
-) -> None:
+def test_job_with_deleted_topic_is_held_and_other_jobs_continue(bench: Bench, topic: str) -> None:
     bench.submit("bad")
     replica = bench.replica()
     replica.look()
@@ -265,7 +263,7 @@ def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
     assert replica.leads("innocent")
 
 
-def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Bench) -> None:
+def test_job_with_deleted_stream_is_held_at_the_next_takeover(bench: Bench) -> None:
     log = bench.log
     log.create_topics([NewTopic("clinic-b")])
     text = JOB.replace("name: digits", "name: bad").replace("clinic-a", "clinic-b")
@@ -283,7 +281,7 @@ def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Benc
     until(lambda: second.leads("innocent"), "the other one is led")
 
 
-def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
+def test_job_is_held_if_kafka_keeps_refusing_its_records(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.refused = updates_topic("bad")
     replica = bench.replica()
@@ -307,7 +305,7 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
         (updates_topic("bad"), {"retention.bytes": "1000000", "max.message.bytes": "1000"}),
     ],
 )
-def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
+def test_job_is_held_until_topics_that_would_lose_records_are_corrected(
     bench: Bench, topic: str, settings: dict[str, str]
 ) -> None:
     bench.submit("bad")
@@ -326,7 +324,7 @@ def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
     replica.look_until(lambda: replica.leads("bad"), "it is led")
 
 
-def test_dead_letters_that_somebody_keeps_otherwise_hold_nothing(
+def test_unusual_settings_of_dead_letter_topic_do_not_hold_the_job(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.log.configure(
@@ -341,7 +339,7 @@ def test_dead_letters_that_somebody_keeps_otherwise_hold_nothing(
     )
 
 
-def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can_be_resumed(
+def test_internal_error_holds_only_its_job_after_retries_and_resume_works(
     bench: Bench,
 ) -> None:
     bench.submit("bad")
@@ -379,7 +377,7 @@ class HastyOwner(JobOperations):
         return held
 
 
-def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> None:
+def test_job_resumed_right_after_it_was_held_continues(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.faulty = updates_topic("bad")
     owner = HastyOwner(bench.log)
@@ -408,7 +406,7 @@ class EarlierOwner(HastyOwner):
 
 
 @pytest.mark.parametrize("task", ["", "Raises"])
-def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: str) -> None:
+def test_job_resumed_before_a_late_hold_continues(bench: Bench, task: str) -> None:
     bench.submit("bad", task)
     bench.log.faulty = "" if task else updates_topic("bad")
     owner = EarlierOwner(bench.log)
@@ -428,7 +426,7 @@ def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: s
     assert actions == ["submitted", "held", "resumed", *["held"] * bool(task)]
 
 
-def test_a_redis_that_refuses_us_holds_nothing(
+def test_redis_that_refuses_commands_does_not_hold_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = [True]

@@ -121,7 +121,7 @@ def bench() -> Iterator[Bench]:
         yield bench
 
 
-def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
+def test_deleted_job_ends_on_all_replicas_and_stays_deleted(bench: Bench) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.job_store.delete(NAME)
     for replica in bench.both():
@@ -153,7 +153,7 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
         bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
 
 
-def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> None:
+def test_replicas_leave_a_job_whose_name_a_later_job_took(bench: Bench) -> None:
     later = replace(bench.record, submitted_s=bench.record.submitted_s + 1.0)
     for replica in bench.both():
         replica.jobs.follow({NAME: later})
@@ -161,19 +161,19 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> N
         until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
 
 
-def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
+def test_stopped_job_ends_and_is_led_again_after_resume(bench: Bench) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
     bench.job_store.patch(NAME, "not enough", wanted="running")
     bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads again")
 
 
-def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
+def test_closing_replica_releases_the_lease_at_once(bench: Bench) -> None:
     bench.leader.close()
     until(lambda: bench.other.leads(NAME), "the other one leads")
 
 
-def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
+def test_candidate_reads_updates_only_from_the_last_snapshot_on(bench: Bench) -> None:
     end = bench.log.bounds(UPDATES).end  # after the first leader's Lead
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     bench.leader.close()
@@ -185,7 +185,7 @@ def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench:
     assert min(each.offset for each in bench.log.begun if each.place == UPDATES) > end
 
 
-def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench: Bench) -> None:
+def test_candidate_reads_claims_only_once(bench: Bench) -> None:
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     lead = bench.log.bounds(UPDATES).end
     bench.log.begun.clear()
@@ -195,7 +195,7 @@ def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench
     assert [each for each in bench.log.begun if each.place == claims] == [Begun(claims, 0, lead)]
 
 
-def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
+def test_earlier_deadline_stops_a_running_job(bench: Bench) -> None:
     beat(bench, "w1")
     bench.job_store.patch(NAME, "no money left", changed={"deadline_s": 1e-3})
     bench.leader.look_until(
@@ -205,7 +205,7 @@ def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
     assert (record.reason, record.revision) == ("its deadline has come", 1)
 
 
-def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
+def test_protocol_settings_follow_the_job_record(bench: Bench) -> None:
     changed = bench.job_store.patch(NAME, "", changed={"group_size": 7, "learning_rate": 0.5})
     settings = protocol_settings(changed)
     assert (settings.mode.group_size, settings.bound) == (7, 14)
@@ -218,7 +218,7 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert protocol_settings(scheduled).schedule == RateSchedule("step", 2, 9, 0.5)
 
 
-def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
+def test_too_small_window_is_logged_once_per_number_of_workers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def log_lines() -> int:
@@ -243,7 +243,7 @@ def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> 
     bench.board.beat(WorkerId(worker), status, 60.0, digest)
 
 
-def test_worker_of_another_model_is_reported_once_and_gets_no_work(
+def test_worker_with_another_model_is_reported_once_and_gets_no_work(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     beat(bench, "w1")
@@ -274,7 +274,7 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     return to_bytes(saved, bench.job_store.get(NAME).seal)
 
 
-def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version_0(
+def test_trained_hot_snapshot_of_another_model_holds_the_job(
     bench: Bench,
 ) -> None:
     # c1 trains version 1 and ends; c2 builds another model, and nothing is in storage
@@ -300,7 +300,7 @@ def live(bench: Bench) -> int:
     return 0 if status is None else status.live
 
 
-def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:
+def test_leader_reacquires_a_lease_that_redis_lost(bench: Bench) -> None:
     bench.other.close()  # it could take the lease first
     before = bench.board.get_leader_status()
     assert before is not None
@@ -341,7 +341,7 @@ def lead_on(bench: Bench, name: str) -> MemoryReplica:
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_before(
+def test_topic_that_lost_records_and_grew_again_holds_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: Partition
 ) -> None:
     # control  0 1 2 | lost, and others in their places: the log is longer than before
@@ -365,7 +365,7 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
 
 @pytest.mark.parametrize("count", [0, 9], ids=["empty", "longer"])
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
+def test_recreating_an_own_topic_holds_the_job_until_resumed_from_start(
     bench: Bench, place: Partition, count: int
 ) -> None:
     litter_claims(bench)
@@ -386,9 +386,7 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
-    bench: Bench, place: Partition
-) -> None:
+def test_resume_from_start_recreates_a_deleted_own_topic(bench: Bench, place: Partition) -> None:
     bench.log.delete_topics([place.topic])
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
     reason = bench.job_store.get(NAME).reason

@@ -90,7 +90,7 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_a_round_is_reported_by_its_stages() -> None:
+def test_round_time_is_reported_by_stage() -> None:
     # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
     # told     ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
@@ -108,7 +108,7 @@ def test_a_round_is_reported_by_its_stages() -> None:
     assert bench.sample("round_seconds_sum", stage="wait") == 11.0
 
 
-def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
+def test_update_is_reported_with_its_batches_records_and_results() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -123,7 +123,7 @@ def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
     assert bench.measuring.gradient_s == pytest.approx(0.1)
 
 
-def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
+def test_training_metrics_are_limited_to_a_maximum_number_of_series() -> None:
     bench = leading()
     bench.announce(A, B)
     many = {f"m{number:03}": MetricSum(1.0, 1) for number in range(500)}
@@ -136,7 +136,7 @@ def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
     assert sum(bench.sample("training_metric", metric=n) is not None for n in names) == MOST_METRICS
 
 
-def test_a_short_update_is_reported_with_its_reason() -> None:
+def test_short_update_is_reported_with_its_reason() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.announce(A)
     bench.tick(2.0)
@@ -146,7 +146,7 @@ def test_a_short_update_is_reported_with_its_reason() -> None:
     assert bench.sample("update_batches_total") == 1.0
 
 
-def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_once() -> None:
+def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_metric() -> None:
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0
@@ -156,7 +156,7 @@ def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_o
     assert len(bench.tracer.named("batch.wait")) == 2
 
 
-def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
+def test_record_age_is_that_of_the_newest_record_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
     bench.arrive(0.0, 0.0)  # no time from Kafka
@@ -165,7 +165,7 @@ def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
     assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
 
 
-def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
+def test_oldest_claims_beyond_the_limit_have_no_record_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measuring, "MOST_CLAIMS", 1)
@@ -180,7 +180,7 @@ def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
 # --- claims and gradients that do not count ------------------------------------------------------
 
 
-def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
+def test_claims_are_counted_as_accepted_or_refused() -> None:
     bench = leading()
     claim = ready(A, span(P, 0, 10))
     bench.read_control(claim, claim, None, ready(B, span(P, 10, 20)))
@@ -188,7 +188,7 @@ def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
     assert bench.sample("claims_refused_total") == 2.0
 
 
-def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
+def test_gradient_staleness_is_reported_whether_or_not_it_counts() -> None:
     bench = leading()
     bench.announce(A, B)
     orders, model = bench.orders, bench.model
@@ -205,7 +205,7 @@ def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     assert bench.sample("replies_refused_total", kind="gradient") == 3.0
 
 
-def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
+def test_failure_counts_as_refused_only_after_its_round_is_over() -> None:
     bench = leading()
     bench.announce(A, B)
     failed = Failed(A, bench.model, (0,), "unreadable")
@@ -218,7 +218,7 @@ def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
     assert bench.sample("replies_refused_total", kind="failed") == 1.0
 
 
-def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
+def test_quarantined_batch_is_reported_with_its_reason() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.feed(events.RepliesRead((Failed(A, bench.model, (0,), "expired"),)))
@@ -231,7 +231,7 @@ def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
 OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
 
 
-def test_former_leader_reports_nothing_that_its_successor_reports() -> None:
+def test_former_leader_reports_no_metrics_of_a_leader() -> None:
     bench = leading()
     assert bench.sample("leading") == 1.0
     bench.announce(A, B, A)
@@ -250,7 +250,7 @@ def test_former_leader_reports_nothing_that_its_successor_reports() -> None:
     assert bench.sample("updates_total") == 1.0
 
 
-def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
+def test_synchronisation_mode_and_its_switches_are_reported() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -265,7 +265,7 @@ def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
     assert bench.sample("synchronisation_switches_total") == 1.0
 
 
-def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> None:
+def test_worker_metrics_show_speed_and_share_in_a_limited_number_of_series() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -279,7 +279,7 @@ def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> N
     assert figures["w7"].share == 4 / (RECENT_GRADIENTS + 3)
 
 
-def test_a_leader_says_where_it_stands() -> None:
+def test_leader_reports_its_state() -> None:
     bench = leading()
     bench.announce(A, B, A)
     bench.tick(bench.now + 1.0)
@@ -293,7 +293,7 @@ def test_a_leader_says_where_it_stands() -> None:
     }
 
 
-def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
+def test_replica_that_leads_again_continues_its_counters() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -305,7 +305,7 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     assert bench.sample("epoch") == 3.0
 
 
-def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes_it() -> None:
+def test_held_job_is_reported_by_the_replica_that_held_it_until_resumed() -> None:
     bench = leading()
     bench.feed(events.HoldRequired("a log is shorter than it was"))
     assert (bench.sample("job_held"), bench.sample("leading")) == (1.0, 0.0)
@@ -316,7 +316,7 @@ def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes
     assert bench.sample("job_held") is None
 
 
-def test_a_job_that_a_person_pauses_rests_and_is_not_held() -> None:
+def test_paused_job_is_reported_as_paused_and_not_held() -> None:
     bench = leading()
     bench.feed(events.WantedChanged("paused"))
     assert (bench.sample("job_paused"), bench.sample("job_held")) == (1.0, 0.0)

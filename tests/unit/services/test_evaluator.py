@@ -228,7 +228,7 @@ def world() -> Iterator[World]:
     world.end()
 
 
-def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_next(
+def test_version_is_evaluated_on_test_set_and_next_records_once_it_counts(
     world: World,
 ) -> None:
     held_out = world.hold_out()
@@ -254,7 +254,7 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     assert sample("doll_evaluated_version", {"job_name": NAME}) == 2
 
 
-def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World) -> None:
+def test_windowed_metrics_use_the_samples_of_the_last_minute(world: World) -> None:
     first, second = records(2, 40), records(3, 30, upside_down=True)
     both = {name: np.concatenate([first[name], second[name]]) for name in first}
     world.start()
@@ -272,7 +272,7 @@ def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World
     }
 
 
-def test_a_version_whose_next_update_is_known_is_reported_in_one_record(world: World) -> None:
+def test_version_with_known_next_update_is_reported_in_one_record(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -287,7 +287,7 @@ def test_a_version_whose_next_update_is_known_is_reported_in_one_record(world: W
     assert evaluated.prequential.keys() == {"left"}
 
 
-def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -> None:
+def test_undecodable_and_expired_records_are_left_out(world: World) -> None:
     good = records(2, 20)
     first = world.put("left", good)
     odd = world.put_values("left", b"torn", b"", b"{")
@@ -304,7 +304,7 @@ def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -
     assert evaluated.prequential == {"left": world.judged(good, 5.0)}
 
 
-def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
+def test_version_that_a_new_leader_reverted_is_not_evaluated(world: World) -> None:
     world.hold_out()
     for version in (1, 2):
         world.update(version)
@@ -319,7 +319,7 @@ def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
     assert {each.model for each in world.evals()} == {ModelId(world.epoch, 2)}
 
 
-def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: World) -> None:
+def test_evaluator_evaluates_only_the_newest_of_several_offered_versions(world: World) -> None:
     world.hold_out()
     world.start()
     world.update(1)
@@ -333,7 +333,7 @@ def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: Worl
     assert world.count("done") == 2
 
 
-def test_later_caller_does_not_report_again(world: World) -> None:
+def test_restarted_evaluator_does_not_report_a_version_again(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -350,7 +350,7 @@ def test_later_caller_does_not_report_again(world: World) -> None:
     assert [each.model.version for each in world.evals()] == [2, 4]
 
 
-def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
+def test_first_version_of_a_new_leader_is_not_evaluated_again(world: World) -> None:
     world.hold_out()
     world.update(1)
     world.update(2)
@@ -366,7 +366,7 @@ def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
     assert [each.model.version for each in world.evals()] == [2, 4]
 
 
-def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -> None:
+def test_evaluator_ends_after_the_last_version_of_a_stopped_job(world: World) -> None:
     world.hold_out()
     evaluator = world.start()
     world.board.hold_lease("c1", 600.0)
@@ -381,7 +381,7 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     assert [each.model.version for each in world.evals()] == [3]
 
 
-def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: World) -> None:
+def test_last_version_of_an_ended_job_is_evaluated_once(world: World) -> None:
     world.hold_out()
     world.update(1)
     world.offer(1)
@@ -391,7 +391,7 @@ def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: W
         assert [each.model.version for each in world.evals()] == [1]
 
 
-def test_without_a_test_set_streams_are_watched_all_the_same(
+def test_missing_test_set_does_not_prevent_evaluation_on_the_streams(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.start()
@@ -410,7 +410,7 @@ def test_without_a_test_set_streams_are_watched_all_the_same(
     assert world.evals()[-1].records == 60
 
 
-def test_a_test_set_that_the_task_cannot_read_is_reported_once(
+def test_unreadable_test_set_is_reported_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.log.create_topics([NewTopic("held-out")])
@@ -429,7 +429,7 @@ def test_a_test_set_that_the_task_cannot_read_is_reported_once(
     assert "label: a number is outside 0..1" in reason
 
 
-def test_weights_of_another_model_are_reported_and_passed_over(
+def test_offered_weights_of_another_model_are_reported_and_skipped(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.start()
@@ -445,7 +445,7 @@ def test_weights_of_another_model_are_reported_and_passed_over(
     assert any(said in reason for _, reason in logged_by(caplog))
 
 
-def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
+def test_drift_is_reported_only_for_the_stream_whose_labels_change(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # versions    2  4  6  8  10   12  14
@@ -471,7 +471,7 @@ def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
     assert count == [1, 0]
 
 
-def test_servers_that_are_away_are_waited_for(world: World) -> None:
+def test_evaluator_waits_for_unavailable_redis_and_kafka(world: World) -> None:
     world.hold_out()
     world.start()
     world.update(1)
@@ -488,7 +488,7 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
     until(lambda: len(world.evals()) == 2, "it is judged after Kafka was unavailable")
 
 
-def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
+def test_updates_lost_with_a_recreated_topic_are_forgotten(world: World) -> None:
     # updates   0: Lead  1: J=1  2: J=2   recreated       0: Lead(70)  1: J=1  2: J=2  3: J=3
     world.hold_out()
     world.start()
@@ -506,7 +506,7 @@ def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> 
     until(lambda: ModelId(70, 2) in {each.model for each in world.evals()}, "the new one is judged")
 
 
-def test_a_deleted_job_is_left(world: World) -> None:
+def test_evaluator_leaves_a_deleted_job(world: World) -> None:
     evaluator = world.start()
     until(lambda: world.count("done") is not None, "it has begun")
     evaluator.follow(None)

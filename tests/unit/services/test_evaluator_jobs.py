@@ -111,7 +111,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[object, str]]:
     return [(fields["job"], str(fields["reason"])) for fields in logged]
 
 
-def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
+def test_evaluator_takes_only_jobs_with_evaluation() -> None:
     process = Evaluator()
     jobs = process.jobs()
     plain = JOB[: JOB.index("evaluation")]
@@ -125,7 +125,7 @@ def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
     process.end()
 
 
-def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
+def test_evaluator_limited_to_one_job_takes_only_that_job() -> None:
     process = Evaluator()
     jobs = process.jobs(only="two")
     for name in ("one", "two"):
@@ -136,7 +136,7 @@ def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
     process.end()
 
 
-def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_again(
+def test_job_with_forbidden_task_is_reported_once_and_retried(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = Evaluator(world.log, world.redis)
@@ -154,7 +154,7 @@ def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_ag
     assert "not among the allowed entrypoints" in reason
 
 
-def test_of_a_job_that_is_over_and_judged_no_model_is_made(
+def test_no_model_is_built_for_an_ended_and_evaluated_job(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A new actor would be refused, because this task may not be imported here.
@@ -172,7 +172,7 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     process.end()
 
 
-def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+def test_internal_error_in_one_job_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     process = Evaluator(BrokenLog())
@@ -187,7 +187,7 @@ def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
     assert reason.startswith("ValueError: ")
 
 
-def test_a_job_that_was_stopped_before_is_looked_at_once() -> None:
+def test_stopped_job_is_checked_only_once_until_it_is_resumed() -> None:
     process = Evaluator()
     jobs = process.jobs()
     stopped = {"signs": record("signs", wanted="stopped")}

@@ -160,7 +160,7 @@ def batch(number: int) -> Batch:
     return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
 
 
-def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_hand() -> None:
+def test_gradient_is_added_at_once_unless_a_result_is_pending() -> None:
     # records    0, 1    2, 3    4, 5
     # gradient   ██        ██      ██
     # added        █                 █
