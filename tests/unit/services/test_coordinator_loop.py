@@ -218,7 +218,7 @@ def test_protocol_settings_follow_the_job_record(bench: Bench) -> None:
     assert protocol_settings(scheduled).schedule == RateSchedule("step", 2, 9, 0.5)
 
 
-def test_too_small_window_is_logged_once_per_number_of_workers(
+def test_need_of_more_workers_is_logged_when_it_begins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def log_lines() -> int:

@@ -66,7 +66,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
     lives.close()
 
 
-def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
+def test_next_job_of_a_purged_name_starts_without_anything_of_the_first(lives: Lives) -> None:
     """The first job's decisions, snapshots and lease, which a zombie holds, have no effect."""
     fresh = lives.replica("fresh")
     fresh.look()
@@ -81,7 +81,7 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
     assert set(begun.values()) == {0}, "nothing was claimed of it"
 
 
-def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
+def test_frozen_leader_of_a_purged_job_cannot_hold_or_end_the_next_one(lives: Lives) -> None:
     job_store = lives.zombie.job_store
     acts: tuple[Callable[[], object], ...] = (
         lambda: job_store.hold(lives.first, "it has found something"),
@@ -93,7 +93,7 @@ def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Liv
     assert lives.job_store.get(NAME).wanted == "running"
 
 
-def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_next(
+def test_replica_that_wakes_leaves_the_purged_job_and_joins_the_next_one(
     lives: Lives,
 ) -> None:
     lives.zombie.look_until(
@@ -104,7 +104,7 @@ def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_nex
     until(lambda: not lives.board(FIRST).is_leased(), "the first is led by nobody")
 
 
-def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_next(
+def test_replies_of_workers_of_a_purged_job_do_not_reach_the_next_leader(
     lives: Lives,
 ) -> None:
     boards, received = MemoryBoards(lives.redis), list[Reply]()

@@ -115,7 +115,7 @@ def logged(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, o
     return [(fields["job"], fields["reason"]) for fields in found]
 
 
-def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
+def test_job_whose_fleet_cannot_be_opened_is_reported_once_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines = tmp_path / "machines"
@@ -131,7 +131,7 @@ def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
     assert logged("job_failed", caplog) == []
 
 
-def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+def test_internal_error_in_one_job_does_not_affect_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = BrokenLog()
@@ -144,7 +144,7 @@ def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
     assert str(reason).startswith("ValueError: ")
 
 
-def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_path: Path) -> None:
+def test_deleted_job_ends_once_its_machines_are_released(tmp_path: Path) -> None:
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
         until(lambda: process.provisions("digits"), "it is provisioned")
@@ -153,13 +153,13 @@ def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_pat
         process.jobs.follow({})  # it drops the job
 
 
-def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:
+def test_provisioner_ignores_a_job_without_provisioning(tmp_path: Path) -> None:
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow({"digits": record(JOB)})
     assert not process.provisions("digits")
 
 
-def test_a_stopped_job_is_looked_at_once_for_machines_that_it_may_have_left() -> None:
+def test_stopped_job_is_checked_once_for_leftover_machines() -> None:
     running, stopped = record(RENTED), replace(record(RENTED), wanted="stopped")
     assert [begins(running, new) for new in (True, False)] == [True, True]
     assert [begins(stopped, new) for new in (True, False)] == [True, False]
