@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from services.admin.limiter import Limiter
 
 
-def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it_ends() -> None:
+def test_caller_of_hanging_work_gets_an_error_and_turns_resume_afterwards() -> None:
     going_on, begun = threading.Event(), list[int]()
 
     def hang(number: int) -> int:
@@ -34,7 +34,7 @@ def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it
     asyncio.run(scenario())
 
 
-def test_what_work_raises_is_raised_and_gives_the_turn_back() -> None:
+def test_error_of_the_work_is_raised_and_releases_the_turn() -> None:
     def fail() -> None:
         raise UnavailableError("Kafka is unavailable")
 

@@ -42,12 +42,12 @@ def curves(view: JobProgress) -> EvaluationCurves:
     return curves_answer(view, FleetLedger(), 1.0).evaluation
 
 
-def test_without_evaluations_nothing_is_known(view: JobProgress) -> None:
+def test_view_without_evaluations_shows_none(view: JobProgress) -> None:
     assert progress_answer(view, 1.0).evaluation is None
     assert curves(view).version == ()
 
 
-def test_the_newest_of_the_test_and_of_each_stream_are_reported(view: JobProgress) -> None:
+def test_newest_results_of_the_test_set_and_each_stream_are_shown(view: JobProgress) -> None:
     view.evaluations.feed(judged(10, 0.6))
     view.evaluations.feed(predicted(10, clicks=0.5, views=0.4))
     view.evaluations.feed(judged(20, 0.7))
@@ -69,7 +69,7 @@ def test_the_newest_of_the_test_and_of_each_stream_are_reported(view: JobProgres
     ]
 
 
-def test_what_two_evaluators_write_of_a_version_counts_once_and_none_goes_back(
+def test_duplicate_and_older_evaluations_are_ignored(
     view: JobProgress,
 ) -> None:
     for version in (10, 10, 20, 10, 20):
@@ -77,14 +77,14 @@ def test_what_two_evaluators_write_of_a_version_counts_once_and_none_goes_back(
     assert curves(view).version == (10, 20)
 
 
-def test_of_many_versions_some_are_kept_and_always_the_newest(view: JobProgress) -> None:
+def test_number_of_kept_evaluations_is_limited_and_includes_the_newest(view: JobProgress) -> None:
     for version in range(3 * KEPT_TESTS):
         view.evaluations.feed(judged(version))
         assert view.evaluations.tests[-1].model.version == version
     assert KEPT_TESTS // 2 <= len(curves(view).version) <= KEPT_TESTS
 
 
-def test_effective_versions_alone_are_reported(view: JobProgress) -> None:
+def test_only_evaluations_of_effective_versions_are_shown(view: JobProgress) -> None:
     # offset  0      1    2    3           4               5                    6
     # record  Lead   J=1  J=2  of (0, 2)   of (7, 2): none  Lead, base (0, 1)   of (0, 2): late
     records: list[AuditRecord] = [
