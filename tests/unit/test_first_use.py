@@ -118,21 +118,21 @@ def modules_that_name(library: str) -> list[str]:
     return [name.removeprefix("common.public.") for name in names]
 
 
-def test_each_struct_that_is_read_may_be_decoded_first_by_several_threads() -> None:
+def test_structs_can_be_decoded_first_by_several_threads() -> None:
     count, others = in_fresh_process(STRUCTS, *modules_that_name("msgspec"))
 
     assert count > 90
     assert set(others) - INSIDE - OPTIONS == set(), "build a decoder of these as a constant"
 
 
-def test_options_of_tasks_may_be_read_first_by_several_threads() -> None:
+def test_task_options_can_be_read_first_by_several_threads() -> None:
     refusals, different = in_fresh_process(OPTIONS_OF_TASKS)
 
     assert refusals == THREADS * different
     assert different > 1
 
 
-def test_models_of_pydantic_are_built_while_their_module_is_imported() -> None:
+def test_pydantic_models_are_complete_after_import() -> None:
     count, incomplete = in_fresh_process(ANSWERS, *modules_that_name("pydantic"))
 
     assert count > 80

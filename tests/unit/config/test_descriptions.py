@@ -30,7 +30,7 @@ class _Derived(_Base):
     """Nor told."""
 
 
-def test_a_field_is_described_where_it_is_declared_last() -> None:
+def test_description_is_that_of_the_last_declaration() -> None:
     assert descriptions_of(_Derived) == {
         "first": "Of the base,\non two lines.",
         "again": "Here.",
@@ -39,7 +39,7 @@ def test_a_field_is_described_where_it_is_declared_last() -> None:
     }
 
 
-def test_the_json_schema_has_them_by_the_names_that_it_shows() -> None:
+def test_json_schema_has_descriptions_under_its_own_names() -> None:
     read = _Derived.model_json_schema(mode="validation")["properties"]
     written = _Derived.model_json_schema(mode="serialization")["properties"]
 
