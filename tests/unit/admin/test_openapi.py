@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
 # Examples per route and kind. They test routes, not pydantic, so a few suffice. They are the same
-# in each run. If neither routes nor their types have changed, even fewer run.
+# in each run. Even fewer run if neither routes nor their types have changed.
 CHANGED = has_changed("common/api/", "common/config/", "common/jobs/", "services/admin/")
 EXAMPLES = 8 if CHANGED else 3
 ALWAYS = ("400", "401", "403", "413", "422", "429")

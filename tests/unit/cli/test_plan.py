@@ -247,7 +247,7 @@ def test_limit_cases_are_planned(
     assert f"{spot} of 64 workers on spot" in world.run("plan", *options(**changed)).stdout
 
 
-def test_infinite_runtime_is_null_in_json_and_text_for_people(world: World) -> None:
+def test_infinite_runtime_is_null_in_json_and_never_done_in_text(world: World) -> None:
     line = options(availability=0, spot=64)
     found = planned(world, *line)
     assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)

@@ -269,7 +269,7 @@ def test_coordinator_has_at_least_two_replicas(objects: tuple[Manifest, ...]) ->
     assert found["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_network_policies_deny_everything_that_none_allows(objects: tuple[Manifest, ...]) -> None:
+def test_network_policies_deny_all_other_traffic(objects: tuple[Manifest, ...]) -> None:
     policies = {each["metadata"]["name"]: each for each in of_kind(objects, "NetworkPolicy")}
     for each in policies.values():
         assert [pod for pod in pods(objects).values() if selects(each["spec"]["podSelector"], pod)]
@@ -372,7 +372,8 @@ def test_workers_that_hold_streams_are_a_stateful_set_of_the_same_pods() -> None
         assert "matchLabelKeys" in constraint
     stripped = json.loads(json.dumps(usual))
     for constraint in stripped["spec"]["topologySpreadConstraints"]:
-        del constraint["matchLabelKeys"]  # meant for a Deployment's rollouts
+        # Only rollouts of a Deployment need it.
+        del constraint["matchLabelKeys"]
     assert template == stripped
     assert of_kind(made("hold"), "ScaledObject") == []
     assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(made("hold"), "Service")}

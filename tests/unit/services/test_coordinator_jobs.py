@@ -56,7 +56,7 @@ def test_candidates_are_limited_and_next_one_wakes_when_one_leaves() -> None:
         return candidates.enter(job, lambda: woken.append(job))
 
     assert [enters(job) for job in "abcd"] == [True, True, False, False]
-    assert enters("a"), "it is one already"
+    assert enters("a"), "the job is a candidate already"
     candidates.leave("b")
     assert woken == ["c"]
     assert enters("c")
@@ -163,7 +163,7 @@ def test_replica_leads_all_jobs(bench: Bench) -> None:
         bench.submit(name)
     replica = bench.replica()
     replica.look()
-    until(lambda: all(map(replica.leads, names)), "it leads all of them")
+    until(lambda: all(map(replica.leads, names)), "the replica leads all jobs")
 
 
 @pytest.mark.parametrize("task", BAD)
@@ -172,11 +172,11 @@ def test_job_whose_model_cannot_be_built_is_held_and_other_jobs_continue(
 ) -> None:
     bench.submit("bad", task)
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     record = bench.job_store.get("bad")
     assert BAD[task] in record.reason
     assert "Traceback" in record.detail
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
     assert not replica.leads("bad")
 
 
@@ -193,37 +193,37 @@ def test_job_starting_from_another_model_is_held_with_the_first_difference(
     bench.job_store.submit(spec, origin)
     replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(), blobs)
     bench.replicas.append(replica)
-    replica.look_until(lambda: bench.job_store.get("next").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("next").held, "the job is held")
     assert (
         "version 0, the weights of letters@400: at place 1 it has the parameter '2.weight'"
         " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
         " float32"
     ) in bench.job_store.get("next").reason
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
 
 def test_resumed_job_is_tried_again(bench: Bench) -> None:
     bench.submit("bad", "Raises")
     replica = bench.replica()
     for _ in range(2):
-        replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+        replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
         replica.look()
         bench.job_store.patch("bad", "mended, as I thought", wanted="running")
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held again")
 
 
 def test_replica_without_the_task_leaves_the_job_to_one_that_has_it(bench: Bench) -> None:
     bench.submit("rare", "Rare")
     poor = bench.replica("c1", tasks=())
     poor.look()
-    until(lambda: "c1" in bench.board("rare").unable(), "it says so")
+    until(lambda: "c1" in bench.board("rare").unable(), "the replica reports that it is unable")
     assert "DOLL_TASKS" in bench.board("rare").unable()["c1"]
-    until(lambda: poor.leads("innocent"), "the other one is led")
+    until(lambda: poor.leads("innocent"), "the other job is led")
 
     rich = bench.replica("c2", tasks=("Rare",))
     rich.look()
 
-    until(lambda: rich.leads("rare"), "who has the task leads")
+    until(lambda: rich.leads("rare"), "the replica with the task leads")
     assert bench.job_store.get("rare").wanted == "running"
 
 
@@ -242,11 +242,11 @@ def test_replica_retries_a_job_after_its_missing_task_is_installed(
     monkeypatch.setattr(leadership, "trainer_of", trainer_of)
     replica = bench.replica()
     replica.look()
-    until(lambda: "c1" in bench.board("innocent").unable(), "it says so")
+    until(lambda: "c1" in bench.board("innocent").unable(), "the replica reports that it is unable")
 
     missing[0] = False  # installed meanwhile
 
-    until(lambda: replica.leads("innocent"), "it leads")
+    until(lambda: replica.leads("innocent"), "the replica leads the job")
 
 
 @pytest.mark.parametrize("topic", [control_topic("bad"), updates_topic("bad")])
@@ -254,11 +254,11 @@ def test_job_with_deleted_topic_is_held_and_other_jobs_continue(bench: Bench, to
     bench.submit("bad")
     replica = bench.replica()
     replica.look()
-    until(lambda: replica.leads("bad") and replica.leads("innocent"), "it leads both")
+    until(lambda: replica.leads("bad") and replica.leads("innocent"), "the replica leads both jobs")
 
     bench.log.delete_topics([topic])
 
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     assert f"the topic {topic} of this job does not exist" in bench.job_store.get("bad").reason
     assert replica.leads("innocent")
 
@@ -270,22 +270,22 @@ def test_job_with_deleted_stream_is_held_at_the_next_takeover(bench: Bench) -> N
     bench.job_store.submit(parse_job(text))
     first = bench.replica("c1")
     first.look()
-    until(lambda: first.leads("bad"), "it leads")
+    until(lambda: first.leads("bad"), "the replica leads the job")
     log.delete_topics(["clinic-b"])
     first.close()
 
     second = bench.replica("c2")
-    second.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    second.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
 
     assert "the topic clinic-b of this job does not exist" in bench.job_store.get("bad").reason
-    until(lambda: second.leads("innocent"), "the other one is led")
+    until(lambda: second.leads("innocent"), "the other job is led")
 
 
 def test_job_is_held_if_kafka_keeps_refusing_its_records(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.refused = updates_topic("bad")
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     reason = bench.job_store.get("bad").reason
     assert reason.startswith("Kafka refuses a record of this job again and again: ")
     assert reason.endswith("; mend that, then `doll job resume bad`")
@@ -295,7 +295,7 @@ def test_job_is_held_if_kafka_keeps_refusing_its_records(bench: Bench) -> None:
         )
         or 0
     ) >= loop.DELIVERIES
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
 
 @pytest.mark.parametrize(
@@ -312,16 +312,16 @@ def test_job_is_held_until_topics_that_would_lose_records_are_corrected(
     right = bench.log.settings([topic])[topic]
     bench.log.configure(topic, settings)
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     reason = bench.job_store.get("bad").reason
     assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
     repair = ",".join(f"{name}={right[name]}" for name in settings)
     assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
     bench.log.configure(topic, right)
     bench.job_store.patch("bad", "set right", wanted="running")
-    replica.look_until(lambda: replica.leads("bad"), "it is led")
+    replica.look_until(lambda: replica.leads("bad"), "the job is led")
 
 
 def test_unusual_settings_of_dead_letter_topic_do_not_hold_the_job(
@@ -332,7 +332,7 @@ def test_unusual_settings_of_dead_letter_topic_do_not_hold_the_job(
     )
     replica = bench.replica()
     replica.look()
-    until(lambda: replica.leads("innocent"), "it is led")
+    until(lambda: replica.leads("innocent"), "the job is led")
     assert any(
         "clinic-a.dlq has cleanup.policy=compact, not delete" in str(fields_of(record))
         for record in caplog.records
@@ -346,16 +346,16 @@ def test_internal_error_holds_only_its_job_after_retries_and_resume_works(
     bench.log.faulty = updates_topic("bad")
     replica = bench.replica()
 
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     record = bench.job_store.get("bad")
     assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
     assert "in settings" in record.detail
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
     replica.look()
 
     bench.log.faulty = ""
     bench.job_store.patch("bad", "a newer version", wanted="running")
-    replica.look_until(lambda: replica.leads("bad"), "it leads")
+    replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
 
 
 class HastyOwner(JobOperations):
@@ -386,9 +386,9 @@ def test_job_resumed_right_after_it_was_held_continues(bench: Bench) -> None:
     owner.look = replica.look
 
     replica.look()
-    until(lambda: owner.look is None, "it was held and resumed")
+    until(lambda: owner.look is None, "the job was held and resumed")
 
-    replica.look_until(lambda: replica.leads("bad"), "it leads")
+    replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
 
 
 class EarlierOwner(HastyOwner):
@@ -415,13 +415,13 @@ def test_job_resumed_before_a_late_hold_continues(bench: Bench, task: str) -> No
     owner.look = replica.look
 
     replica.look()
-    until(lambda: owner.look is None, "it was held and resumed")
+    until(lambda: owner.look is None, "the job was held and resumed")
 
     # The replica tries again, and the task raises again.
     if task:
-        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
+        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "the job is held")
     else:
-        replica.look_until(lambda: replica.leads("bad"), "it leads")
+        replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
     actions = [each.action for each in bench.job_store.get("bad").changes]
     assert actions == ["submitted", "held", "resumed", *["held"] * bool(task)]
 
@@ -445,7 +445,9 @@ def test_redis_that_refuses_commands_does_not_hold_the_job(
     def faults() -> float:
         return sample("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0
 
-    until(lambda: faults() > loop.FAULTS, "it tries and tries")
+    until(lambda: faults() > loop.FAULTS, "the replica retries")
     refused[0] = False
-    until(lambda: bench.board("innocent").get_leader_status() is not None, "it leads")
+    until(
+        lambda: bench.board("innocent").get_leader_status() is not None, "the replica leads the job"
+    )
     assert bench.job_store.get("innocent").wanted == "running"

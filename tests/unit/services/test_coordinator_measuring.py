@@ -92,11 +92,12 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 
 def test_round_time_is_reported_by_stage() -> None:
     # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
-    # told     ─gradients│────── apply ──────────│ wait: 0
+    # reported ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
-    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one arrived
+    # The stage ends when the last gradient arrives.
+    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0
     assert bench.sample("round_seconds_sum", stage="apply") == 3.0
     assert bench.sample("round_seconds_sum", stage="wait") == 0.0
     bench.compute()
@@ -244,7 +245,7 @@ def test_former_leader_reports_no_metrics_of_a_leader() -> None:
     assert bench.sample("leading") == 0.0
     assert {name: bench.sample(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
     assert bench.sample("training_metric", metric="right") is None
-    assert not bench.measuring.saw_streams(epoch, figures), "its watch may still look around"
+    assert not bench.measuring.saw_streams(epoch, figures), "its watch may still run"
     assert bench.sample("stream_records_total", stream="s") is None
     assert bench.sample("stability_ratio", bound="necessary") is None
     assert bench.sample("updates_total") == 1.0

@@ -190,8 +190,10 @@ def test_leader_reports_every_metric_of_a_coordinator(
     bench.claim(0, 2)
     trigger = bench.trigger()
     bench.send(bench.gradient(trigger.model, trigger.orders[0]))
-    until(lambda: bench.sample("stability_ratio", bound="necessary") is not None, "it is known")
-    until(lambda: bench.sample("checkpoint_age_seconds") is not None, "it is known")
+    until(
+        lambda: bench.sample("stability_ratio", bound="necessary") is not None, "the sample exists"
+    )
+    until(lambda: bench.sample("checkpoint_age_seconds") is not None, "the sample exists")
     families = bench.metrics.registry.collect()
     present = {
         family.name + "_total" * (family.type == "counter") for family in families if family.samples

@@ -163,7 +163,7 @@ def test_watch_reports_arrivals_lag_and_stability(bench: Bench) -> None:
     bench.produce(40)
     bench.watch.turn()
     assert bench.sample("stream_lag_records", stream="clinic-a") == 40.0
-    assert bench.sample("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
+    assert bench.sample("stability_ratio", bound="sufficient") is None, "no gradient was reported"
     update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
     bench.measuring.done(do.Apply(1, update, None), 0.0, 0.0)
     bench.stand(claimed=30, live=2)
@@ -205,7 +205,7 @@ def test_deleted_stream_of_one_job_does_not_affect_other_jobs(bench: Bench) -> N
         metrics.registry.get_sample_value("doll_stream_records_total", {"stream": "clinic-a"})
         is None
     )
-    assert gone == [], "one look may be mistaken"
+    assert gone == [], "one poll may be wrong"
     bench.clock.advance(60.0)
     bench.watch.turn()
     [reason] = gone
@@ -237,7 +237,7 @@ def test_stream_that_lost_records_is_reported_after_a_waiting_time(
     bench.clock.advance(SURE_S / 2)
     bench.produce(16)
     bench.watch.turn()
-    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, False), "an election, perhaps"
+    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, False), "this may be an election"
     bench.clock.advance(SURE_S / 2)
     bench.watch.turn()
     start = LogPosition(5, bench.topic_id, 0)
@@ -332,7 +332,7 @@ def test_forgotten_job_is_not_polled(bench: Bench) -> None:
     bench.watch.forget(NAME)
     bench.produce(1)
     bench.watch.turn()
-    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0, "it was forgotten"
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0, "the job was forgotten"
 
 
 def test_watch_publishes_the_demand_of_each_job_every_second(bench: Bench) -> None:
@@ -384,8 +384,8 @@ def test_demand_of_paused_job_does_not_run(bench: Bench) -> None:
 
 
 def test_job_without_workers_shows_which_job_has_them(bench: Bench) -> None:
-    # worker       at b   says nothing any more
-    # told         at b   that it is there      nothing
+    # worker       at b                   publishes nothing more
+    # shown        the worker is at b     nothing
     bench.lead()
     bench.stand(claimed=3, live=0)
     bench.produce(10)

@@ -214,7 +214,7 @@ def test_deleted_dead_letter_topic_is_recreated_by_the_next_write() -> None:
     )
     for offset in (1, 2):
         queue.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
-        until(lambda: bool(faults) or queue.all_delivered, "it is delivered")
+        until(lambda: bool(faults) or queue.all_delivered, "the dead letter is delivered")
         assert [record.key for record in delivered(log)] == [f"job/ID/clicks[0]@{offset}".encode()]
         log.delete_topics(["clicks.dlq"])
     assert faults == []

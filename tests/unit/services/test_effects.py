@@ -133,7 +133,7 @@ def test_hold_is_written_after_kafka_recovers(bench: Bench) -> None:
         bench.effects.poll()
         return bench.job_store.get(NAME).wanted != "running"
 
-    until(is_written, "somebody is told")
+    until(is_written, "the hold is written")
     held = bench.job_store.get(NAME)
     assert (held.wanted, held.reason) == ("paused", "a checkpoint of another model")
 
@@ -141,7 +141,7 @@ def test_hold_is_written_after_kafka_recovers(bench: Bench) -> None:
 def test_awaited_checkpoint_is_named_in_job_state_and_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` goes on"
+    reason = f"{AWAITED}7-40, but the list is empty; run `doll job resume --after-loss`"
     bench.have_weights()
     for _ in range(2):
         bench.carry_out(do.AwaitCheckpoint(reason))
@@ -167,7 +167,7 @@ def test_last_checkpoint_of_an_ending_job_is_named_in_the_updates_topic() -> Non
             bench.effects.poll()
             return bench.effects.ending.finished
 
-        until(finished, "it has ended")
+        until(finished, "the leader has finished")
         topic = updates_topic(bench.job_store.get(NAME).id)
         records = [record for _, record in read_decoded(bench.log, topic, decode_audit)]
         assert records == [CheckpointStored(7, 0)]
@@ -390,7 +390,7 @@ def step(bench: Bench, version: int, numbers: Sequence[int], by: float) -> None:
 
 
 def test_trigger_contains_changes_since_the_previous_version(compressed: Bench) -> None:
-    # versions   0 whole      1      2      3 much      3 asked again: whole
+    # versions   0 whole      1      2      3 much      3 requested again: whole
     # triggers   ·            since 0       whole       ·
     bench = compressed
     first, board = ModelId(3, 0), bench.board

@@ -120,7 +120,8 @@ def make_world(
     task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer, stream = WorkerMetrics(("s",)), MemoryTracer(), [""]
-    topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
+    # Topic ids are listed by generation.
+    topic_ids = {0: log.describe(["s"])["s"].topic_id}
     logger, watchdog = event_logger("test"), Watchdog()
     loop = GradientLoop(
         W,

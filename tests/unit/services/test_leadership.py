@@ -108,7 +108,7 @@ def test_records_wake_the_actor_only_if_it_awaits_no_gradients(bench: Bench) -> 
     bench.append()
     read = [each for each in inbox.read() if isinstance(each, events.ControlRead)]
     assert [offset for each in read for offset, _ in each.records] == [0, 1]
-    assert inbox.await_gradients(0), "what came meanwhile was told to nobody"
+    assert inbox.await_gradients(0), "a record came and the actor was not woken"
     bench.append()
     assert bench.woken == [1, 3]
 

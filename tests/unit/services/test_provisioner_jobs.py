@@ -122,12 +122,12 @@ def test_job_whose_fleet_cannot_be_opened_is_reported_once_and_retried(
     machines.write_text("not a directory")
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
-        until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
+        until(lambda: process.faults("digits", "unavailable") >= 3, "the job is retried")
         assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
         machines.unlink()  # fixed by an operator
-        until(machines.is_dir, "it goes on")
-        until(lambda: process.provisions("digits"), "it is provisioned")
+        until(machines.is_dir, "the fleet is opened")
+        until(lambda: process.provisions("digits"), "the job is provisioned")
     assert logged("job_failed", caplog) == []
 
 
@@ -137,8 +137,8 @@ def test_internal_error_in_one_job_does_not_affect_the_others(
     log = BrokenLog()
     with running(log, tmp_path) as process:
         process.jobs.follow({"letters": record(RENTED.replace("digits", "letters")), **DIGITS})
-        until(lambda: process.faults("letters") >= 2, "one fails")
-        until(lambda: process.provisions("digits"), "the other is provisioned")
+        until(lambda: process.faults("letters") >= 2, "one job fails")
+        until(lambda: process.provisions("digits"), "the other job is provisioned")
     [(job, reason)] = logged("job_failed", caplog)
     assert job == "letters"
     assert str(reason).startswith("ValueError: ")
@@ -147,9 +147,9 @@ def test_internal_error_in_one_job_does_not_affect_the_others(
 def test_deleted_job_ends_once_its_machines_are_released(tmp_path: Path) -> None:
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
-        until(lambda: process.provisions("digits"), "it is provisioned")
+        until(lambda: process.provisions("digits"), "the job is provisioned")
         process.jobs.follow({})
-        until(lambda: not process.provisions("digits"), "it is given up")
+        until(lambda: not process.provisions("digits"), "the provisioner has left the job")
         process.jobs.follow({})  # it drops the job
 
 

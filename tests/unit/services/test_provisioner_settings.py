@@ -50,7 +50,7 @@ def test_pool_without_a_known_price_costs_as_much_as_on_demand() -> None:
 
 
 @pytest.mark.parametrize(("on_preemption", "policy"), [("hold", "adaptive"), ("reassign", "pools")])
-def test_default_policy_depends_on_on_preemption(on_preemption: str, policy: str) -> None:
+def test_default_policy_fits_the_on_preemption_setting(on_preemption: str, policy: str) -> None:
     asked = f"{JOB}on_preemption: {on_preemption}\nprovisioning: {{workers: 3}}\n"
     settings = provisioner_settings(record(asked), MARKET)
 

@@ -136,7 +136,7 @@ def test_checkpoint_manifest_contains_the_loss_and_old_ones_are_deleted(bench: B
     store = bench.store(blobs)
     for version, loss in ((10, 0.5), (20, 0.1), (30, 0.4), (40, 0.3)):
         store.put(saved(version, loss=loss), checkpoint=True)
-        until(lambda: store.all_uploaded, "it is uploaded")
+        until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 30, 20]
     checkpoint = CheckpointStore(blobs, "digits").open(ModelId(3, 20))
     assert (checkpoint.manifest.loss, checkpoint.manifest.created_s) == (0.1, 1000.0)
@@ -170,7 +170,7 @@ def test_hot_snapshots_continue_while_storage_hangs_and_newest_checkpoint_follow
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
     assert not store.all_uploaded
     blobs.let.set()
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 10]
 
 
@@ -201,7 +201,7 @@ def test_newest_checkpoint_is_written_after_an_outage_and_failures_count(
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
     dying.revive(MANY)
     refusing.closed = False
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(memory if kind == "away" else refusing)] == [30]
     assert bench.faults == []
 
@@ -224,7 +224,7 @@ class BrokenBlobs(MemoryBlobs):
 
 def test_internal_error_in_an_upload_is_reported_to_the_actor_of_the_job(bench: Bench) -> None:
     bench.store(BrokenBlobs()).put(saved(10), checkpoint=True)
-    until(lambda: len(bench.faults) == 1, "the fault is told")
+    until(lambda: len(bench.faults) == 1, "the fault is reported")
     assert isinstance(bench.faults[0], RuntimeError)
 
 
@@ -235,14 +235,14 @@ def test_reverted_checkpoint_is_deleted_a_day_later(bench: Bench) -> None:
     wrote(blobs, saved(10), saved(20), saved(30))
     store = bench.store(blobs)
     store.put(saved(20, by=epoch), checkpoint=False)
-    until(lambda: store.age_s() == 100.0, "storage was looked at")
+    until(lambda: store.age_s() == 100.0, "storage has been listed")
     assert finished(blobs) == [ModelId(3, 30), ModelId(3, 20), ModelId(3, 10)]
     store.put(saved(25, by=epoch), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert finished(blobs) == [ModelId(epoch, 25), ModelId(3, 30), ModelId(3, 20)]
     bench.clock.advance(TAKEN_BACK_S + 1)
     store.put(saved(26, by=epoch), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert finished(blobs) == [ModelId(epoch, 26), ModelId(epoch, 25)]
 
 
@@ -251,13 +251,13 @@ def test_checkpoint_counts_as_stored_once_it_was_read_back(bench: Bench, lie: Li
     blobs = LyingBlobs()
     store = bench.store(blobs)
     store.put(saved(10), checkpoint=True)
-    until(lambda: bench.verified == [ModelId(3, 10)], "it was read back")
+    until(lambda: bench.verified == [ModelId(3, 10)], "the checkpoint is read back")
     blobs.lie = lie
     store.put(saved(20), checkpoint=True)
-    until(lambda: bench.failures() >= 1 or store.all_uploaded, "it was tried")
+    until(lambda: bench.failures() >= 1 or store.all_uploaded, "the upload is tried")
     assert (ModelId(3, 20) in bench.verified) == store.all_uploaded
     blobs.lie = None
-    until(lambda: bench.verified[-1] == ModelId(3, 20), "it was read back")
+    until(lambda: bench.verified[-1] == ModelId(3, 20), "the checkpoint is read back")
     assert blobs.deleted == []
     assert bench.faults == []
 
@@ -271,11 +271,11 @@ def test_checkpoint_age_is_that_of_the_newest_checkpoint_of_any_leader(bench: Be
     store = bench.store(blobs)
     assert store.age_s() is None
     store.put(saved(15, by=9), checkpoint=False)  # at 1000
-    until(lambda: store.age_s() == 100.0, "storage has told")
+    until(lambda: store.age_s() == 100.0, "storage has been listed")
     bench.clock.advance(50.0)
     assert store.age_s() == 150.0
     store.put(saved(20, by=9), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     bench.clock.advance(1.0)
     assert store.age_s() == 1.0
 
@@ -288,7 +288,7 @@ def test_checkpoint_age_counts_from_the_start_of_the_leader_during_an_outage(ben
     store.put(saved(20), checkpoint=True)
     assert store.age_s() == 60.0
     dying.revive(MANY)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert store.age_s() == 0.0
 
 
@@ -445,7 +445,7 @@ def test_store_without_the_lease_writes_only_checkpoints(bench: Bench) -> None:
     store.put(saved, checkpoint=True)
 
     # The audit decides if it counts.
-    until(lambda: store.all_uploaded, "the checkpoint is there")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert store.hot() == []
     assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
 
@@ -462,7 +462,7 @@ def test_checkpoint_of_a_group_uses_the_state_that_a_member_stored(bench: Bench)
 
     store.put(SnapshotFile(snapshot, b""), checkpoint=True)
 
-    until(lambda: store.all_uploaded, "it is there")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     [found] = store.lasting().found
     assert (found.snapshot.made, found.trainer()) == (made, data)
     assert blobs.names("digits/states/") == ["digits/states/2-7.safetensors"]
@@ -482,7 +482,7 @@ def test_checkpoint_for_a_group_is_stored_as_its_members_copy_it(bench: Bench) -
     blobs, made = MemoryBlobs(), ModelId(3, 7)
     store = bench.store(blobs)
     store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
-    until(lambda: bench.stored == [made], "it is there")
+    until(lambda: bench.stored == [made], "the checkpoint is uploaded")
     assert CheckpointStore(blobs, "digits").state(made) == b"numbers"
     [found] = store.lasting().found
     assert found.snapshot.stored == (made,)

@@ -41,7 +41,7 @@ def waiting(registry: Registry, *ids: int) -> Bench:
     bench = Bench(registry)
     bench.produce(*framed(*ids))
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     bench.clock.advance(LINGER_S)
     bench.turn()
     assert bench.claims() == []
@@ -97,7 +97,7 @@ def test_heartbeat_contains_the_reason_of_a_missing_schema(error: Exception, sta
     turn_until(bench, lambda: statuses(bench.board) == {W: status}, "the reason is on the board")
     registry.schemas = dict(SEVEN)
     turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
-    turn_until(bench, lambda: statuses(bench.board) == {W: "alive"}, "nothing is missing any more")
+    turn_until(bench, lambda: statuses(bench.board) == {W: "alive"}, "no schema is missing")
 
 
 def test_records_waiting_for_a_schema_are_dropped_if_the_position_moves_ahead() -> None:
@@ -123,7 +123,7 @@ def test_records_waiting_for_a_schema_are_read_again_if_the_position_goes_back()
     bench.produce(*framed(1, 2), *framed(3, schema=8))
     registry.schemas = None
     bench.stand(control_position=0, claimed=2)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     bench.stand(control_position=5, claimed=0)
     bench.clock.advance(1.0)
     bench.turn()
@@ -141,7 +141,7 @@ def test_records_of_an_unknown_schema_id_are_skipped_until_it_exists() -> None:
     bench = Bench(registry)
     bench.produce(*framed(1), *framed(2, schema=8), *framed(3))
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked == 2, "both ids are asked for")
+    turn_until(bench, lambda: registry.asked == 2, "both ids are requested")
     bench.turn()
     claimed(bench)
     turn_until(bench, lambda: bool(bench.claims()), "the batch is claimed")
@@ -155,7 +155,7 @@ def test_records_of_an_unknown_schema_id_are_skipped_until_it_exists() -> None:
     registry.schemas = {8: SEVEN[7]}
     bench.clock.advance(ABSENT_S)
     bench.produce(*framed(4, schema=8))
-    turn_until(bench, lambda: len(written(bench.log)) == 2, "it is asked for again")
+    turn_until(bench, lambda: len(written(bench.log)) == 2, "the id is requested again")
     bench.turn()
     claimed(bench)
     turn_until(bench, lambda: len(bench.claims()) == 2, "the next batch is claimed")
@@ -179,7 +179,7 @@ def test_empty_offsets_behind_waiting_records_are_not_claimed() -> None:
     bench.produce(*framed(1), b"aborted")
     bench.log.punch(P, 1)
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     for _ in range(3):
         claimed(bench)
     assert bench.claims() == []

@@ -76,9 +76,9 @@ class Tracked:
         """Make versions, and evaluate each."""
         for version in versions:
             self.world.update(version)
-            self.judge(version)
+            self.evaluate(version)
 
-    def judge(self, version: int) -> None:
+    def evaluate(self, version: int) -> None:
         """Evaluate a version."""
         model = ModelId(self.world.epoch, version)
         self.world.write(Evaluated(model, 50.0 + version, 60, {"loss": 1.0 / version}))
@@ -145,8 +145,8 @@ def test_run_contains_job_settings_curves_and_position(tracked: Tracked) -> None
 def test_tracker_sends_everything_after_an_outage_of_the_server(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # told    1       |  away  ....  | back
-    # judged  1   2   3        4     |
+    # sent       1       |  outage  ....  | recovery
+    # evaluated  1   2   3          4     |
     caplog.set_level("INFO")
     tracker = tracked.start()
     tracked.learn(1)
@@ -276,7 +276,7 @@ def test_run_ends_with_its_job_and_continues_if_the_job_is_resumed(
     assert running is not None
     tracked.record = replace(running, wanted="stopped", finished=finished)
     # A late evaluator reports the last version.
-    tracked.judge(3)
+    tracked.evaluate(3)
     assert tracker.turn() is None
     [run] = tracked.server.runs.values()
     assert run.status == status
@@ -335,7 +335,7 @@ def test_registered_version_gets_its_test_figures_even_if_they_come_later(
     calls = tracked.server.calls
     tracker.turn()
     idle = tracked.server.calls - calls
-    tracked.judge(2)
+    tracked.evaluate(2)
     tracker.turn()
     assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
     calls = tracked.server.calls

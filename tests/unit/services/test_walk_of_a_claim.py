@@ -66,7 +66,7 @@ def test_claim_passes_the_functions_that_contributing_lists() -> None:
             actor.turn()
             return actor.leads
 
-        until(leads, "it leads")
+        until(leads, "the replica leads")
         while actor.take_in():
             pass
         claim = encode_claim(BatchReady(WorkerId("w"), (Span("clinic-a", 0, 0, 2),), 2))

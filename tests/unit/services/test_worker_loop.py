@@ -99,7 +99,7 @@ class FailingBoard(MemoryBoard):
         raise OutsideError(f"no triggers in {stream!r} after {after} within {timeout_s}")
 
 
-def _nobody(_: JobSpec) -> GroupAccess:
+def _no_group(_: JobSpec) -> GroupAccess:
     """Fail, because these jobs need no other workers."""
     raise AssertionError("the coordinator holds the weights")
 
@@ -121,7 +121,7 @@ class Bench:
         logger = event_logger("worker")
         return JobWorker(
             *(WorkerId("w1"), record, settings, self.log, self.board, self.observers, logger),
-            access=_nobody,
+            access=_no_group,
         )
 
     def produce(self) -> None:

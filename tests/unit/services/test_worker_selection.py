@@ -420,7 +420,7 @@ def test_worker_leaves_a_purged_job_for_the_next_one_of_its_name(bench: Bench) -
     bench.turns(machine)
     first = by_hand.selected()
     assert first is not None
-    assert machine.selected() is None, "its own job is not there yet"
+    assert machine.selected() is None, "its own job does not exist yet"
     bench.job_store.patch("digits", "enough", wanted="stopped")
     bench.job_store.free("digits")
     bench.submit("digits")
