@@ -49,7 +49,7 @@ BAD = {
 # --- candidates --------------------------------------------------------------------------------
 
 
-def test_candidates_are_limited_and_next_one_wakes_when_one_leaves() -> None:
+def test_candidate_over_the_limit_waits_until_another_leaves() -> None:
     candidates, woken = Candidates(most=2), list[str]()
 
     def enters(job: str) -> bool:
@@ -180,7 +180,7 @@ def test_job_whose_model_cannot_be_built_is_held_and_other_jobs_continue(
     assert not replica.leads("bad")
 
 
-def test_job_starting_from_another_model_is_held_with_the_first_difference(
+def test_job_with_an_origin_of_another_model_is_held_with_the_first_difference(
     bench: Bench,
 ) -> None:
     spec, blobs = parse_job(JOB.replace("name: digits", "name: next")), MemoryBlobs()
@@ -202,7 +202,7 @@ def test_job_starting_from_another_model_is_held_with_the_first_difference(
     until(lambda: replica.leads("innocent"), "the other job is led")
 
 
-def test_resumed_job_is_tried_again(bench: Bench) -> None:
+def test_held_job_is_tried_again_after_resume(bench: Bench) -> None:
     bench.submit("bad", "Raises")
     replica = bench.replica()
     for _ in range(2):

@@ -369,7 +369,7 @@ def test_topic_that_lost_records_and_grew_again_holds_the_job(
 
 @pytest.mark.parametrize("count", [0, 9], ids=["empty", "longer"])
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_recreating_an_own_topic_holds_the_job_until_resumed_from_start(
+def test_recreated_topic_of_the_job_holds_it_until_resumed_from_start(
     bench: Bench, place: Partition, count: int
 ) -> None:
     litter_claims(bench)
@@ -390,7 +390,9 @@ def test_recreating_an_own_topic_holds_the_job_until_resumed_from_start(
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_resume_from_start_recreates_a_deleted_own_topic(bench: Bench, place: Partition) -> None:
+def test_resume_from_start_recreates_a_deleted_topic_of_the_job(
+    bench: Bench, place: Partition
+) -> None:
     bench.log.delete_topics([place.topic])
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason

@@ -124,7 +124,7 @@ def test_update_is_reported_with_its_batches_records_and_results() -> None:
     assert bench.measuring.gradient_s == pytest.approx(0.1)
 
 
-def test_training_metrics_are_limited_to_a_maximum_number_of_series() -> None:
+def test_number_of_training_metric_series_is_limited() -> None:
     bench = leading()
     bench.announce(A, B)
     many = {f"m{number:03}": MetricSum(1.0, 1) for number in range(500)}
@@ -147,7 +147,7 @@ def test_short_update_is_reported_with_its_reason() -> None:
     assert bench.sample("update_batches_total") == 1.0
 
 
-def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_metric() -> None:
+def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_span() -> None:
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0

@@ -309,7 +309,9 @@ def test_job_without_work_and_workers_is_polled_less_often(bench: Bench) -> None
     assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 
-def test_slow_polls_are_made_less_often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_that_take_long_are_made_less_often(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks, describe = list[float](), bench.log.describe
 
     def slow(topics: set[str]) -> dict[str, FoundTopic]:
@@ -372,7 +374,7 @@ def test_demand_follows_the_group_size_in_force(bench: Bench) -> None:
     assert backlogs == [0, records]
 
 
-def test_demand_of_paused_job_does_not_run(bench: Bench) -> None:
+def test_demand_of_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=3, live=1)
     bench.measuring.observe(events.WantedChanged("paused"), 0.0)
@@ -401,7 +403,7 @@ def test_job_without_workers_shows_which_job_has_them(bench: Bench) -> None:
         assert board.unable() == {}
 
 
-def test_job_with_workers_or_without_records_reports_no_turn(bench: Bench) -> None:
+def test_job_with_workers_or_without_records_does_not_report_waiting(bench: Bench) -> None:
     bench.lead()
     bench.roster.put([WorkerPlacement("w1", job="b")])
     for claimed, live in ((10, 0), (3, 1)):

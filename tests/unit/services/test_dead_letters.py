@@ -124,7 +124,7 @@ def test_too_large_dead_letter_is_shortened_to_the_limit(limit: int | None, leas
     assert value.startswith(cut.value)
 
 
-def test_undeliverable_dead_letter_raises_other_errors() -> None:
+def test_dead_letter_to_a_deleted_topic_raises() -> None:
     log, encoded = kafka(), [encode_dead_letter("j", TORN, 7, b"value")]
     log.delete_topics(["clicks.dlq"])
     with pytest.raises((DeliveryError, UnknownTopicError)) as raised:

@@ -555,7 +555,7 @@ def test_traffic_is_counted_and_each_message_reports_the_previous_total(
     assert world.sample("doll_worker_moved_bytes_total", direction="received") == 2 * size
 
 
-def test_sparse_gradient_counts_the_bytes_sent() -> None:
+def test_sparse_gradient_counts_only_the_bytes_sent() -> None:
     world = make_world()
     publish(world)
     reply = world.order(batch(0, 1))

@@ -66,7 +66,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
     lives.close()
 
 
-def test_next_job_of_a_purged_name_starts_without_anything_of_the_first(lives: Lives) -> None:
+def test_next_job_of_a_purged_name_starts_empty(lives: Lives) -> None:
     """The first job's decisions, snapshots and lease, which a zombie holds, have no effect."""
     fresh = lives.replica("fresh")
     fresh.look()

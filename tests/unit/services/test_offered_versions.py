@@ -53,7 +53,7 @@ def test_version_counts_once_its_update_is_read() -> None:
     assert versions.name(ModelId(0, 2)) == ModelId(0, 2)
 
 
-def test_base_version_of_a_leader_keeps_the_name_that_its_maker_gave_it() -> None:
+def test_base_version_of_a_leader_keeps_its_original_name() -> None:
     # offset   0      1    2    3               4
     # record   Lead   J=1  J=2  Lead, base J=2  J=3
     # epoch    0      0    0    3               3

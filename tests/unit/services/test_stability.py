@@ -17,7 +17,7 @@ def test_job_of_the_paper_is_stable_with_gradients_below_32_ms() -> None:
     assert sufficient_load(PAPER, 256, 0.016) == pytest.approx(0.5)
 
 
-def test_necessary_load_of_a_spread_group_is_one_at_its_interval() -> None:
+def test_necessary_load_is_one_if_gradients_take_as_long_as_a_group_interval() -> None:
     # K = 20 batches in 0.64 s on 64 workers: one gradient each; on 10 workers: two each
     assert necessary_load(PAPER, 64, 20, 256, 0.64) == pytest.approx(1)
     assert necessary_load(PAPER, 10, 20, 256, 0.32) == pytest.approx(1)

@@ -238,7 +238,7 @@ def test_record_below_its_position_after_truncation_stops_claims(
     assert bench.claims() == []
 
 
-def test_partition_that_moves_while_a_partial_batch_is_due_stops_nothing() -> None:
+def test_reading_continues_if_a_partition_moves_while_a_partial_batch_is_due() -> None:
     # Both are due at once: the batch is closed, and the status says that others have its records.
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
@@ -339,7 +339,7 @@ def test_batch_trace_starts_at_its_first_record_and_ends_at_its_claim() -> None:
     assert read.attributes == {"worker": W, "records": RECORDS, "skipped": 0}
 
 
-def test_record_passes_the_functions_that_contributing_lists() -> None:
+def test_record_passes_the_functions_listed_in_contributing_md() -> None:
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()

@@ -54,7 +54,7 @@ def claimed(bench: Bench) -> None:
     bench.turn()
 
 
-def test_records_wait_while_the_registry_is_unavailable_and_the_worker_lives() -> None:
+def test_records_wait_and_the_worker_lives_while_the_registry_is_unavailable() -> None:
     registry = Registry()
     bench = waiting(registry, 1, 2, 3)
     bench.clock.advance(60.0)

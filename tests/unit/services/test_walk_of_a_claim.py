@@ -50,7 +50,7 @@ class Walk:
             self.stops.append(stop)
 
 
-def test_claim_passes_the_functions_that_contributing_lists() -> None:
+def test_claim_passes_the_functions_listed_in_contributing_md() -> None:
     log, redis, walk = MemoryLog(), MemoryRedis(), Walk()
     log.create_topics([NewTopic("clinic-a")])
     job_store = JobOperations(log)

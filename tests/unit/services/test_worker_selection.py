@@ -259,7 +259,7 @@ class Refusing:
         raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
 
 
-def test_refusal_by_redis_raises_at_once(bench: Bench) -> None:
+def test_worker_raises_at_once_if_redis_refuses(bench: Bench) -> None:
     bench.submit("a")
     worker = bench.worker(roster=Refusing())
 
