@@ -113,7 +113,7 @@ def test_route_without_a_valid_key_returns_401(untouched: World, route: Route) -
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=" ".join)
-def test_changing_route_requires_an_operator(untouched: World, route: Route) -> None:
+def test_route_that_changes_state_requires_an_operator(untouched: World, route: Route) -> None:
     changes = route.method not in {"GET", "HEAD"} and route not in LOOKS
     status = asked(untouched, route, "viewer", "nobody")
     assert (status == 403) is changes

@@ -77,7 +77,7 @@ def test_forged_proxy_header_does_not_make_a_page_of_another_site_trusted(
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
 )
-def test_form_content_type_of_another_site_changes_nothing(world: World, kind: str) -> None:
+def test_form_from_another_site_changes_nothing(world: World, kind: str) -> None:
     body = json.dumps({"wanted": "stopped"}).encode()
     for origin, status in ((EVIL, 403), (f"http://{HOST}", 422)):
         headers = {"Origin": origin, "Content-Type": kind}

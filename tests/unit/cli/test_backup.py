@@ -48,7 +48,7 @@ def test_restore_brings_back_jobs_and_keys_unchanged(world: World, tmp_path: Pat
     assert world.run("restore", str(file)).stdout.count(": 0 records restored") == 2
 
 
-def test_restore_over_a_changed_job_needs_replace(world: World, tmp_path: Path) -> None:
+def test_restore_over_a_changed_job_needs_the_replace_option(world: World, tmp_path: Path) -> None:
     submitted(world)
     file = str(tmp_path / "backup.json")
     world.run("backup", file)

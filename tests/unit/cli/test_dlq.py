@@ -181,7 +181,7 @@ def test_replay_with_missing_or_conflicting_options_is_rejected(
     world.run("dlq", "replay", "clinic-a", *options, code=exits.REFUSED)
 
 
-def test_record_that_fails_again_is_replayed_only_with_again(world: World) -> None:
+def test_record_that_failed_again_is_replayed_only_with_the_again_option(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL)])
     world.log.create_topics([NewTopic("other"), NewTopic("other.dlq")])
     world.run("dlq", "replay", "clinic-a", "--all", "--to", "other")

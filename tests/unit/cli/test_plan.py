@@ -255,7 +255,7 @@ def test_infinite_runtime_is_null_in_json_and_never_done_in_text(world: World) -
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_ranges_contain_the_same_numbers(numbers: set[int]) -> None:
+def test_ranges_contain_exactly_the_given_numbers(numbers: set[int]) -> None:
     held = set[int]()
     for part in ranges(numbers):
         first, _, last = part.partition("-")
@@ -368,7 +368,7 @@ def test_option_that_repeats_the_market_file_is_rejected(world: World, market_fi
 BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
 
 
-def test_bids_for_a_backlog_are_reported_with_their_past_performance(
+def test_bids_for_a_backlog_are_reported_with_figures_from_past_prices(
     world: World, tmp_path: Path
 ) -> None:
     # Ten days at $0.10, but every third hour twice as much for five minutes.

@@ -136,7 +136,7 @@ def test_plan_of_a_job_without_batches_needs_a_rate(world: World) -> None:
     )
 
 
-def test_plan_of_a_job_with_moving_streams_warns_that_it_assumes_waiting(world: World) -> None:
+def test_plan_of_a_job_that_reassigns_streams_warns_about_its_assumption(world: World) -> None:
     running(world, JOB.replace("on_preemption: hold", "on_preemption: reassign"))
     assert "on_preemption: reassign" in world.run("plan", *from_job()).stderr
     world.run("job", "change", "paper", "--synchronisation", "asynchronous")

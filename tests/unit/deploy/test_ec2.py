@@ -158,7 +158,7 @@ def questions(call: Call) -> Iterator[Request]:
         role = f"arn:aws:iam::{ACCOUNT}:role/{template()['IamInstanceProfile']['Name']}"
         yield Request("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
     else:
-        pytest.fail(f"nobody has said what rights {call.operation} takes")
+        pytest.fail(f"the rights that {call.operation} needs are not listed")
 
 
 def storage_question(call: Call) -> Request:

@@ -136,7 +136,7 @@ def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_service_imports_only_what_its_extra_installs(*, trains: bool) -> None:
+def test_service_can_import_everything_with_only_its_extra_installed(*, trains: bool) -> None:
     services = [service for service in OPENED if (service not in WITHOUT_TORCH) == trains]
     haves = [brought([*PROJECT["dependencies"], *EXTRAS[service]]) for service in services]
     cases = [

@@ -136,7 +136,7 @@ def test_chart_contains_no_secrets(objects: tuple[Manifest, ...]) -> None:
     assert of_kind(objects, "Secret") == []
 
 
-def test_every_pod_runs_the_product_version_hardened(
+def test_every_pod_is_hardened_and_runs_the_product_version(
     objects: tuple[Manifest, ...],
 ) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

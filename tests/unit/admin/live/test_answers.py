@@ -207,7 +207,8 @@ def test_updates_are_followed_if_the_topic_lost_its_beginning() -> None:
 
 def test_update_of_a_deposed_leader_is_dropped_once_a_later_epoch_is_read() -> None:
     view = JobProgress(job(), updates_start=500)
-    assert view.feed_update(500, update(300, 17), 1.0, 1.0)  # nobody can know better yet
+    # A later epoch is not known yet.
+    assert view.feed_update(500, update(300, 17), 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert [each.version for each in updates_page(view, 0, 10).updates] == [41]
     assert progress_answer(view, 2.0).samples == BATCH

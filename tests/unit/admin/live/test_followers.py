@@ -129,7 +129,8 @@ def test_open_event_stream_keeps_its_job_followed(
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         follower.feed.listen(loop, news)
         rig.jobs = {**rig.jobs, JOB: job("stopped")}
-        await happens(lambda: other.ended_s is not None)  # nobody subscribes to this one
+        # This one has no subscribers.
+        await happens(lambda: other.ended_s is not None)
         assert follower.ended_s is None
         follower.feed.unlisten(news)
         await happens(lambda: follower.ended_s is not None)
