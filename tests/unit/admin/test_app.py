@@ -62,7 +62,8 @@ def test_openapi_and_docs_are_served_locally_and_need_a_key(world: World) -> Non
     assert document["openapi"].startswith("3.1")
     page = world.ask("GET", "/docs", key="viewer")
     assert page.headers["content-type"].startswith("text/html")
-    assert "//" not in page.text.replace("</", "")  # no other host
+    # The page names no other host.
+    assert "//" not in page.text.replace("</", "")
     assets = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert len(assets) == 4
     for path in assets:
@@ -122,4 +123,5 @@ def test_event_loop_updates_its_watchdog_while_it_runs(
 
     assert world.runner.run(beats(3)) == ["the loop has made no progress for 60 s"] * 3
     clock.advance(STILL_S)
-    assert world.service.watchdog.complaint()  # it has ended
+    # The app has ended.
+    assert world.service.watchdog.complaint()

@@ -249,7 +249,8 @@ def test_incomplete_request_is_closed_after_a_timeout(
 def test_incomplete_second_request_is_closed_after_a_timeout(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     client.read_until(b'{"ok":true}')
-    client.say(b"\r\n")  # no request begins with this
+    # No request starts with these bytes.
+    client.say(b"\r\n")
     assert client.last_words().startswith(b"HTTP/1.1 408 ")
 
 
@@ -281,7 +282,8 @@ def test_endless_header_returns_431(port: int) -> None:
         for _ in range(2 * HEAD_BYTES // len(line)):
             client.say(line)
     except ConnectionError:
-        return  # it is gone already
+        # The connection is closed already.
+        return
     assert client.last_words().startswith(b"HTTP/1.1 431 ")
 
 
@@ -328,7 +330,8 @@ def test_flood_of_half_open_requests_does_not_block_other_clients() -> None:
         assert asked(port, "/healthz", "") == 200
         assert asked(port, "/v1/jobs", world.operator) == 200
         flood[0].settimeout(LONG_S)
-        assert not _rest(flood[0])  # it made place
+        # The service closed it for another connection.
+        assert not _rest(flood[0])
     world.close()
 
 

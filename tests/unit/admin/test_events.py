@@ -325,7 +325,8 @@ def test_overtaken_reader_is_disconnected(world: World) -> None:
         stream = module.EventStream(follower)
         task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
         await happens(lambda: bool(reader.parts))
-        for _ in range(EVENTS + 1):  # no chance to read in between
+        # The reader cannot read in between.
+        for _ in range(EVENTS + 1):
             follower.feed.publish("update", b"{}")
         await asyncio.wait_for(task, PATIENCE_S)
         assert reader.ended

@@ -22,7 +22,8 @@ def test_healthz_answers_without_a_key(world: World) -> None:
 
 
 def test_readyz_is_ok_while_all_servers_are_ok(world: World) -> None:
-    assert world.get("/v1/jobs")  # keys and jobs have been read
+    # This waits until keys and jobs have been read.
+    assert world.get("/v1/jobs")
     well = {"ok": True, "reason": "", "since_s": None}
     answer = world.ask("GET", "/readyz", key=None)
     servers = ("kafka", "redis", "storage", "schema_registry")

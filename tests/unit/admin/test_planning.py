@@ -286,7 +286,8 @@ def test_prices_are_reported_by_pool(tmp_path: Path) -> None:
             ("on-demand", "on-demand", 0.286),
             ("spot", "spot", 0.158),
         ]
-        assert world.get(PRICES)["at_s"] == answer.at_s  # kept for a while
+        # Prices are cached.
+        assert world.get(PRICES)["at_s"] == answer.at_s
     finally:
         world.close()
 

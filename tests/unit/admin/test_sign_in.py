@@ -175,7 +175,8 @@ def test_new_issuer_key_is_learned_and_a_withdrawn_one_forgotten(office: Office)
     second = office.issuer.token("second", exp=NOW_S + 10_000)
     office.issuer.rotate("third")
     office.clock.advance(FRESH_S)
-    for _ in range(1000):  # asked for in the background
+    # The service requests the keys in the background.
+    for _ in range(1000):
         status, _said = office.as_whom(second)
         if status == 401:
             break

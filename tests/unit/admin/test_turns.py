@@ -25,7 +25,8 @@ def test_caller_of_hanging_work_gets_an_error_and_turns_resume_afterwards() -> N
         waiting = [turns.run(partial(hang, number)) for number in range(5)]
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(each, UnavailableError) for each in found)
-        assert begun == [0]  # one thread for all that wait
+        # All calls share one thread.
+        assert begun == [0]
         going_on.set()
         assert await turns.run(partial(hang, 6)) == 6
         # Nobody waits for calls that did not begin.

@@ -137,7 +137,8 @@ def test_replay_by_reason_writes_records_once_with_key_headers_and_address(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
-    fail(world, 5, NO_LABEL, job="other")  # the same record
+    # It has the address of the same record.
+    fail(world, 5, NO_LABEL, job="other")
     options = ("dlq", "replay", "clinic-a", "--reason", "label")
 
     assert "2 records and 0 batches" not in world.run(*options).stdout
@@ -451,7 +452,8 @@ def test_compacted_dead_letter_topic_keeps_dead_letters_and_replays(
         for record in stream(world, "clinic-a.dlq"):
             if newest[record.key] != record.offset:
                 world.log.punch(Partition("clinic-a.dlq", 0), record.offset)
-        fail(world, 3)  # a new leader
+        # A new leader writes it again.
+        fail(world, 3)
 
     shown = {
         (job, *map(int, line.split()[1:4]))

@@ -386,9 +386,8 @@ def test_watch_shows_the_current_lag_without_a_checkpoint(world: World) -> None:
     world.write("doll.digits.updates", *map(encode_audit, records))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)
-    board.put_leader_status(
-        LeaderStatus(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {})
-    )  # no checkpoint
+    # There is no checkpoint.
+    board.put_leader_status(LeaderStatus(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {}))
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
 

@@ -301,9 +301,11 @@ def test_plan_of_a_market_file_covers_each_pool_and_takes_the_cheapest(
     world: World, market_file: Path
 ) -> None:
     found = planned(world, *options(*UNSAID, market=market_file))
-    assert (found["pool"], found["spot"]) == ("west", 20)  # it has no more machines
+    # The pool has no more machines.
+    assert (found["pool"], found["spot"]) == ("west", 20)
     west, east = found["pools"]
-    assert west["usd_per_hour"] == pytest.approx(0.12)  # the mean of what was recorded
+    # It is the mean of the recorded prices.
+    assert west["usd_per_hour"] == pytest.approx(0.12)
     alone = planned(world, *options())
     assert (east["name"], east["spot"]) == ("east", alone["spot"])
     assert east["expected_cost_usd"] == pytest.approx(alone["expected_cost_usd"])

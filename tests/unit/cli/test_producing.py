@@ -65,7 +65,8 @@ def test_records_delayed_by_a_stall_are_sent_at_once() -> None:
 
     def send(_: bytes) -> None:
         if len(times) == 10:
-            clock.advance(3.0)  # the broker is unavailable
+            # The broker is unavailable for 3 s.
+            clock.advance(3.0)
         times.append(clock())
 
     run(601, clock, ArrivalSchedule(100), send=send)
@@ -116,7 +117,8 @@ def test_backlog_counts_records_that_the_job_has_not_settled() -> None:
     backlog = BacklogLimit(log, board, "clinic-a", limit=10)
     # There is no leader yet, so all retained records count as backlog.
     assert backlog.room(0) == 6
-    assert backlog.room(5) == 1  # five of ours are on their way
+    # Five of this producer's records are in flight.
+    assert backlog.room(5) == 1
     board.put_leader_status(leader_status(settled=3))
     assert backlog.room(5) == 4
     redis.kill()

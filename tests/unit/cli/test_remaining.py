@@ -100,7 +100,8 @@ def test_plan_of_a_job_names_its_workers(world: World) -> None:
     found = world.run("plan", *from_job(deadline=81), "--json")
     data = json.loads(found.stdout)
     assert data["feasible"]
-    assert data["spot_workers"] == [0]  # the slow one
+    # Worker w1 is the slow one.
+    assert data["spot_workers"] == [0]
     assert data["workers"] == ["w1", "w2"]
     assert "rates are those of 2 workers" in found.stderr
     shown = world.run("plan", *from_job(deadline=81)).stdout
@@ -173,7 +174,8 @@ def test_lost_worker_and_its_successor_count_as_one() -> None:
         )
         for n in range(20)
     ]
-    found = rates_of([*claims, None, claims[3], claims[19]])  # earlier claims are not new
+    # Repeated claims are ignored.
+    found = rates_of([*claims, None, claims[3], claims[19]])
     assert found is not None
     assert found.workers == ("w3",)
     assert found.rates_per_s == pytest.approx([5.0], rel=0.02)

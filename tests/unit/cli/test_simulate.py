@@ -120,7 +120,8 @@ def test_interrupt_ends_a_simulation_and_its_process(file: str) -> None:
     with subprocess.Popen(line, stderr=pipe, stdout=pipe, start_new_session=True) as command:  # noqa: S603 -- our own command line
         while not (children := psutil.Process(command.pid).children()):
             time.sleep(0.01)
-        os.killpg(command.pid, signal.SIGINT)  # a terminal does the same
+        # A terminal does the same.
+        os.killpg(command.pid, signal.SIGINT)
         said = b"".join(command.communicate())
     assert command.returncode == 128 + signal.SIGINT
     assert b"Traceback" not in said

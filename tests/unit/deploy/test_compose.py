@@ -180,9 +180,8 @@ def test_provisioner_image_can_run_workers_for_a_process_fleet() -> None:
     fleet = yaml.safe_load(market.read_text())["fleet"]
     assert fleet == "process"
     assert SERVICES["provisioner"]["build"] == SERVICES["worker"]["build"]
-    assert {bind.source for bind in compose.binds(SERVICES["admin"])} == {
-        market
-    }  # tells its prices
+    # The admin service reports the prices of the market.
+    assert {bind.source for bind in compose.binds(SERVICES["admin"])} == {market}
 
 
 @pytest.mark.parametrize("name", ["coordinator", "worker", "worker-gpu"])
@@ -283,9 +282,8 @@ def test_grafana_downloads_nothing_and_requires_a_password() -> None:
     assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
     assert environment["GF_PLUGINS_PREINSTALL_AUTO_UPDATE"] == "false"
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"].startswith(SECRETS)
-    assert not [
-        name for name in environment if name.startswith("GF_AUTH_")
-    ]  # no anonymous, as it comes
+    # Anonymous access stays off, which is the default.
+    assert not [name for name in environment if name.startswith("GF_AUTH_")]
 
 
 def test_grafana_finds_the_dashboards() -> None:

@@ -226,7 +226,8 @@ def test_provisioner_policy_allows_exactly_what_the_provisioner_does(calls: list
     named = operations_in("spot/fleets/ec2/fleet.py", "spot/fleets/ec2/prices.py")
     adapters = {client.meta.method_to_api_mapping[name] for name in named}
     done = [call for call in calls if call.operation in adapters]
-    assert {call.operation for call in done} == adapters  # none was left out
+    # Every operation was called.
+    assert {call.operation for call in done} == adapters
     policy = read_policy(FOLDER / "provisioner-policy.json")
     for call in done:
         for question in questions(call):
@@ -271,7 +272,8 @@ def test_coordinator_policy_allows_writes_and_reader_policy_reads(
     reads = {"GetObject", "ListObjectsV2"}
     blobs.delete("digits/a")
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
-    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    # S3Blobs calls it if a part cannot be sent.
+    calls.append(Call("AbortMultipartUpload", key))
     assert {call.operation for call in calls} == set(S3_ACTIONS)
     # `upload_fileobj` consists of several operations.
     named = operations_in("storage/s3.py") - {"upload_fileobj"}
@@ -300,7 +302,8 @@ def test_worker_states_policy_allows_states_and_origin_only(
     assert store.state(ModelId(1, 2))
     assert store.origin(begins_with)
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/states/1-2.safetensors"}
-    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    # S3Blobs calls it if a part cannot be sent.
+    calls.append(Call("AbortMultipartUpload", key))
     policy = read_policy(FOLDER / "worker-states-policy.json")
     for call in calls:
         assert policy.allows(storage_question(call)), call

@@ -327,7 +327,8 @@ def test_only_workers_run_on_spot_nodes_and_have_no_disruption_budget() -> None:
     spec = pods(objects)["doll-worker"]["spec"]
     (priority,) = of_kind(objects, "PriorityClass")
     assert spec["priorityClassName"] == priority["metadata"]["name"]
-    assert priority["value"] < 0  # everybody's who says nothing
+    # The default priority is 0.
+    assert priority["value"] < 0
     budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
     assert budgets == {"doll-coordinator", "doll-admin"}
 
@@ -412,7 +413,8 @@ def test_local_values_need_one_node_and_no_operators() -> None:
         for constraint in template["spec"].get("topologySpreadConstraints", ()):
             assert constraint["whenUnsatisfiable"] == "ScheduleAnyway", name
     budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
-    assert budgets == {"doll-coordinator", "doll-worker"}  # there is one admin
+    # There is only one admin pod.
+    assert budgets == {"doll-coordinator", "doll-worker"}
 
 
 def test_values_of_the_guide_have_their_documented_effect(tmp_path: Path) -> None:
@@ -425,6 +427,7 @@ def test_values_of_the_guide_have_their_documented_effect(tmp_path: Path) -> Non
         assert container["image"].startswith("registry.example.com/doll-")
         settings = environment_of(objects, container)
         assert settings["DOLL_BLOBS"] == "s3://my-bucket/checkpoints"
-        assert settings["DOLL_METRICS_PORT"] == "9102"  # the chart's own
+        # This value is from the chart.
+        assert settings["DOLL_METRICS_PORT"] == "9102"
     (scaler,) = of_kind(objects, "ScaledObject")
     assert scaler["spec"]["maxReplicaCount"] == 16

@@ -541,7 +541,8 @@ def test_newer_snapshot_replaces_the_served_one_and_older_ones_do_not(world: Wor
     world.look()
     answer = world.infer(asked())
     assert (answer["model_version"], answer["parameters"]["epoch"]) == ("1", 9)
-    world.publish(0, 3, seed=3)  # it woke up from a freeze
+    # Leader 0 wakes up from a freeze.
+    world.publish(0, 3, seed=3)
     world.look()
     assert world.infer(asked())["parameters"]["epoch"] == 9
 
@@ -594,7 +595,8 @@ def test_weights_that_a_group_member_stored_are_served(world: World, made: list[
         answer = world.infer(asked())
         return "{parameters[epoch]}-{model_version}".format(**answer)
 
-    assert led(3, ModelId(3, 2)) == "0-1"  # still the version of before
+    # The previous version is still served.
+    assert led(3, ModelId(3, 2)) == "0-1"
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
     # The newest leader may not have made 3.
@@ -602,7 +604,8 @@ def test_weights_that_a_group_member_stored_are_served(world: World, made: list[
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
-    assert newly_started.models[0].version is None  # no proof that 3 still counts
+    # Nothing proves that version 3 still counts.
+    assert newly_started.models[0].version is None
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
@@ -619,7 +622,8 @@ def test_request_without_a_key_returns_401_if_keys_are_required(
         assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     assert world.ask("/v2/models/digits").status_code == 401
-    assert world.ask("/v2/health/ready").status_code == 200  # load balancers have no key
+    # Load balancers have no key.
+    assert world.ask("/v2/health/ready").status_code == 200
     mine = {"Authorization": f"Bearer {key}"}
     assert world.ask(infer, asked(), mine).status_code == 200
     store.revoke("shop")

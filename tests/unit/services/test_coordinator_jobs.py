@@ -244,7 +244,8 @@ def test_replica_retries_a_job_after_its_missing_task_is_installed(
     replica.look()
     until(lambda: "c1" in bench.board("innocent").unable(), "the replica reports that it is unable")
 
-    missing[0] = False  # installed meanwhile
+    # The task is installed meanwhile.
+    missing[0] = False
 
     until(lambda: replica.leads("innocent"), "the replica leads the job")
 

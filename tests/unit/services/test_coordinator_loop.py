@@ -302,7 +302,8 @@ def live(bench: Bench) -> int:
 
 
 def test_leader_reacquires_a_lease_that_redis_lost(bench: Bench) -> None:
-    bench.other.close()  # it could take the lease first
+    # Otherwise it could acquire the lease first.
+    bench.other.close()
     before = bench.board.get_leader_status()
     assert before is not None
     bench.redis.restart()

@@ -151,7 +151,8 @@ def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_span() -> None
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0
-    bench.see(A)  # B is dead
+    # Worker B is dead.
+    bench.see(A)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
     assert bench.sample("batches_redispatched_total") == 1.0
     assert len(bench.tracer.named("batch.wait")) == 2
@@ -160,7 +161,8 @@ def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_span() -> None
 def test_record_age_is_that_of_the_newest_record_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    bench.arrive(0.0, 0.0)  # no time from Kafka
+    # Kafka reports no time.
+    bench.arrive(0.0, 0.0)
     bench.compute()
     assert bench.sample("record_age_seconds_count") == 1.0
     assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
@@ -256,7 +258,8 @@ def test_synchronisation_mode_and_its_switches_are_reported() -> None:
     bench.announce(A, B)
     bench.compute()
     assert bench.sample("synchronisation", mode="synchronous") == 1.0
-    assert bench.sample("group_size_batches") == 1.0  # the job's own K
+    # It is the K of the job.
+    assert bench.sample("group_size_batches") == 1.0
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
         bench.measuring.updated(update)

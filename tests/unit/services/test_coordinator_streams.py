@@ -305,7 +305,8 @@ def test_job_without_work_and_workers_is_polled_less_often(bench: Bench) -> None
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 9.0
     bench.produce(1)
-    bench.watch.turn()  # now the worker has work
+    # Now there is work, so every turn polls.
+    bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 

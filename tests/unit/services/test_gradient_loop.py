@@ -354,7 +354,8 @@ def test_other_records_at_the_claimed_offsets_make_the_batch_expired(
     # log        0 1 2 ...   all of it of epoch 1; or of another topic, under epoch 0
     address = (Span("s", 0, 1, 3, known=3, epoch=EPOCH),)
     claimed = msgspec.structs.replace(batch(1, 3), address=address)
-    assert failure(world.order(claimed)) == ("model_missing", (0,))  # it has the records
+    # The worker has the records, but no model.
+    assert failure(world.order(claimed)) == ("model_missing", (0,))
     if recreated:
         world.log.recreate("s")
         writer = world.log.writer()
@@ -473,7 +474,8 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
 def test_orders_are_counted_by_outcome(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
-    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read again
+    # The first batch is read again.
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
     world.log.expire(Partition("s", 0), 3)
     world.order(batch(0, 2), number=2)
     world.log.delete_topics(["s"])
@@ -538,7 +540,8 @@ def test_traffic_is_counted_and_each_message_reports_the_previous_total(
 ) -> None:
     publish(world)
     first = world.order(batch(0, 2), number=1)
-    again = world.order(batch(2, 4), number=2)  # at its present weights
+    # The worker has these weights already.
+    again = world.order(batch(2, 4), number=2)
     inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
 
     replies = [each for each in (first, again, inside) if isinstance(each, Gradient)]

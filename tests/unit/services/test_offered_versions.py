@@ -61,7 +61,8 @@ def test_base_version_of_a_leader_keeps_its_original_name() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2))
     assert versions.name(ModelId(0, 0)) == GENESIS
     assert versions.name(ModelId(3, 2)) is None
-    assert versions.may_come(ModelId(3, 2))  # its Lead is unread
+    # Its Lead is not read yet.
+    assert versions.may_come(ModelId(3, 2))
     versions.feed(3, Lead(0, made, "c2", 3))
     assert versions.name(ModelId(3, 2)) == versions.name(made) == made
     versions.feed(4, update(3, 3))

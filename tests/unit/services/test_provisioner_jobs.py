@@ -69,7 +69,8 @@ class Process:
         logger = event_logger("provisioner")
         replica = ProvisionerProcess(
             name="p1",
-            market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),  # no recorded prices here
+            # This market has no recorded prices.
+            market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),
             log=log,
             board=partial(MemoryBoard, self.redis),
             openers=partial(openers, settings),
@@ -125,7 +126,8 @@ def test_job_whose_fleet_cannot_be_opened_is_reported_once_and_retried(
         until(lambda: process.faults("digits", "unavailable") >= 3, "the job is retried")
         assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
-        machines.unlink()  # fixed by an operator
+        # An operator fixes the cause.
+        machines.unlink()
         until(machines.is_dir, "the fleet is opened")
         until(lambda: process.provisions("digits"), "the job is provisioned")
     assert logged("job_failed", caplog) == []
@@ -150,7 +152,8 @@ def test_deleted_job_ends_once_its_machines_are_released(tmp_path: Path) -> None
         until(lambda: process.provisions("digits"), "the job is provisioned")
         process.jobs.follow({})
         until(lambda: not process.provisions("digits"), "the provisioner has left the job")
-        process.jobs.follow({})  # it drops the job
+        # The provisioner drops the job.
+        process.jobs.follow({})
 
 
 def test_provisioner_ignores_a_job_without_provisioning(tmp_path: Path) -> None:

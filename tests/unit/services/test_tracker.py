@@ -224,7 +224,8 @@ def test_new_tracker_sends_no_requests_while_it_reads_a_long_topic(
     again = tracked.start()
     again.turn()
     again.turn()
-    assert tracked.server.calls == calls + 1  # it found its run
+    # The new tracker requests only its run.
+    assert tracked.server.calls == calls + 1
 
 
 def test_rejected_request_is_reported_once_and_retried(
@@ -340,7 +341,8 @@ def test_registered_version_gets_its_test_figures_even_if_they_come_later(
     assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
     calls = tracked.server.calls
     tracker.turn()
-    assert tracked.server.calls - calls == idle  # nothing is left to do
+    # Nothing is left to do.
+    assert tracked.server.calls - calls == idle
 
     tracked.start().turn()
     assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}

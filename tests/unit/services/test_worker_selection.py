@@ -346,7 +346,8 @@ def test_failed_job_is_avoided_for_a_while(bench: Bench) -> None:
     assert named(worker.selected()) == "good"
     assert bench.placement().avoided == ("bad",)
     bench.turns(worker, 8, bad=90_000, good=1)
-    assert bench.placement().avoided == ()  # the job may be tried again
+    # The job may be tried again.
+    assert bench.placement().avoided == ()
     assert named(worker.selected()) == "bad"
 
 

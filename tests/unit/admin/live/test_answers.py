@@ -84,7 +84,8 @@ def test_view_of_a_job_matches_its_effective_history(
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
         if offset in asked_at:
-            progress_answer(view, offset * STEP_S)  # reading it must change nothing
+            # Reading must not change the view.
+            progress_answer(view, offset * STEP_S)
             workers_answer(view, FleetLedger(), offset * STEP_S)
     now = len(records) * STEP_S
     made, quarantined = effective(records)
@@ -103,7 +104,8 @@ def test_view_of_a_job_matches_its_effective_history(
         assert set(progress.metrics) == {name for each in last for name in each.metrics}
         for name, value in progress.metrics.items():
             having = [each.metrics[name] for each in last if name in each.metrics]
-            assert value == pytest.approx(sum(having) / len(having))  # all of as many samples
+            # Each update has the same number of samples.
+            assert value == pytest.approx(sum(having) / len(having))
     else:
         assert progress.loss is None
 
@@ -196,7 +198,8 @@ def test_updates_are_followed_if_the_topic_lost_its_beginning() -> None:
     view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
-    assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
+    # This update is of a deposed leader.
+    assert not view.feed_update(502, update(300, 41), 1.0, 1.0)
     assert view.feed_update(503, update(480, 42), 2.0, 2.0)
     assert view.feed_update(504, lead(480, ModelId(480, 41), epoch=504), 3.0, 3.0)
     assert view.feed_update(505, update(504, 42), 4.0, 4.0)
@@ -283,7 +286,8 @@ def test_rate_on_a_curve_covers_the_ten_seconds_before() -> None:
     view.feed_update(0, lead(), 0.0, 0.0)
     for version in range(1, 101):
         view.feed_update(version, update(0, version), version * 0.5, version * 0.5)
-    view.feed_update(101, update(0, 101), 150.0, 150.0)  # a pause of 100 s
+    # The updates pause for 100 s.
+    view.feed_update(101, update(0, 101), 150.0, 150.0)
     rates = curves_answer(view, FleetLedger(), 150.0).updates_per_s
     assert rates[:100] == pytest.approx((2.0,) * 100)
     assert rates[100] == pytest.approx(0.01)

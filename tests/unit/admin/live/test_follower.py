@@ -175,7 +175,8 @@ def test_evaluation_is_published_if_its_version_counts(rig: Rig) -> None:
     rig.begin()
     assert rig.progress()["evaluation"]["test"] == {"accuracy": 0.5}
     rig.topics.audit(
-        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # no leader made this version
+        # No leader made this version.
+        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),
         update(0, 2),
         Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
         Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
@@ -202,7 +203,8 @@ def test_evaluation_of_the_initial_weights_is_published(rig: Rig) -> None:
     rig.topics.audit(lead(), Evaluated(GENESIS, 1.0, 100, {"accuracy": 0.1}), update(0, 1))
     data = rig.next_named("evaluation")
     assert (data["version"], data["epoch"], data["test"]) == (0, -1, {"accuracy": 0.1})
-    eventually(lambda: rig.progress()["version"] == 1)  # it continued
+    # The follower continues.
+    eventually(lambda: rig.progress()["version"] == 1)
 
 
 def test_takeover_publishes_the_job_again(rig: Rig) -> None:
@@ -235,7 +237,8 @@ def test_follower_reads_a_plans_topic_created_later(
         ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
-        Ended(7, 1, 4.0, "lost"),  # no leader has this term
+        # No leader has this term.
+        Ended(7, 1, 4.0, "lost"),
     )
     eventually(lambda: _running(follower) == 1)
     rig.topics.plan(Ended(0, 1, 5.0, "preempted", "taken back"))
@@ -379,7 +382,8 @@ def test_unwatched_job_is_followed_without_publishing(rig: Rig) -> None:
     rig.topics.audit(update(0, 2))
     eventually(lambda: version() == 2)
     feed = rig.follower.feed
-    assert feed.end == 1  # it is counted
+    # The update is counted.
+    assert feed.end == 1
     # A client that reconnects starts afresh.
     assert feed.since(0) is None
 

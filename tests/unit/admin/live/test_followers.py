@@ -169,7 +169,8 @@ def test_failed_follower_does_not_keep_the_thread_busy(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    follower.due_s = 0.0  # its topics are being opened
+    # The follower still opens its topics.
+    follower.due_s = 0.0
     follower.guarded(_fail)
     passes.clear()
     eventually(lambda: passes["_sweep"] == 6)
@@ -247,7 +248,8 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     assert summary.numbers.version == 2
     assert "paused" not in rig.followed()
     rig.log.go_away()
-    asyncio.run(rig.followers.known([record]))  # read from memory
+    # The numbers are in memory.
+    asyncio.run(rig.followers.known([record]))
     assert rig.followers.summary(record) == summary
     rig.log.come_back()
 
