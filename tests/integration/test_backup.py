@@ -73,7 +73,7 @@ def readiness(api: httpx2.Client) -> str:
     return "" if answer.status_code == 200 else str(answer.json()["kafka"].get("reason"))
 
 
-def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
+def test_jobs_and_keys_lost_by_kafka_are_restored_from_backup(
     make: Make, settings: Settings, api: httpx2.Client, tmp_path: Path
 ) -> None:
     # doll.jobs, doll.keys   saved   deleted            restored

@@ -198,7 +198,7 @@ def world(
         cluster.close()
 
 
-def test_the_innocent_job_drains(world: World) -> None:
+def test_innocent_job_drains(world: World) -> None:
     cluster = world.cluster
     await_condition(cluster.drained, "everything is settled", patience_s=60.0)
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
@@ -208,7 +208,7 @@ def test_the_innocent_job_drains(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_job_that_nobody_can_do_is_held_with_the_reason(world: World, name: str) -> None:
+def test_impossible_job_is_held_with_the_reason(world: World, name: str) -> None:
     await_condition(lambda: world.record(name).held, f"{name} is held", patience_s=60.0)
     record = world.record(name)
     assert record.wanted == "paused"
@@ -218,7 +218,7 @@ def test_a_job_that_nobody_can_do_is_held_with_the_reason(world: World, name: st
         assert "tests/integration/bad_" in record.detail
 
 
-def test_a_job_whose_task_no_replica_may_import_waits_until_one_comes_that_may(
+def test_job_with_unlisted_task_waits_for_a_replica_that_allows_it(
     world: World,
 ) -> None:
     job = world.jobs["unlisted"]
@@ -234,7 +234,7 @@ def test_a_job_whose_task_no_replica_may_import_waits_until_one_comes_that_may(
     assert not world.record("unlisted").held
 
 
-def test_dead_letter_of_a_record_too_large_for_it_has_the_beginning(world: World) -> None:
+def test_dead_letter_of_too_large_record_is_truncated(world: World) -> None:
     job = world.jobs["large-record"]
     await_condition(job.drained, "the records beside it are trained")
     assert job.unlearned(job.audit(), 16) == []
@@ -245,7 +245,7 @@ def test_dead_letter_of_a_record_too_large_for_it_has_the_beginning(world: World
     assert value == b"x" * len(value)
 
 
-def test_an_update_of_batches_with_thousands_of_bad_records_is_written(world: World) -> None:
+def test_update_of_batches_with_thousands_of_bad_records_is_written(world: World) -> None:
     job = world.jobs["skips"]
     await_condition(lambda: bool(job.audit().updates), "the update is made")
     audit = job.audit()

@@ -70,7 +70,7 @@ def finish(cluster: Cluster) -> None:
     assert cluster.audit().flaws == ()
 
 
-def test_a_stopped_job_resumes_from_the_checkpoint_before_where_the_newest_is_torn(
+def test_stopped_job_resumes_from_previous_checkpoint_if_newest_is_torn(
     make: Make,
 ) -> None:
     # checkpoints   4    8    12   last
@@ -117,7 +117,7 @@ def write_by_newer_program(blobs: Blobs, job: str) -> str:
 
 
 @pytest.mark.parametrize("damage", [tear_all, exchange_model, write_by_newer_program])
-def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
+def test_job_with_unusable_checkpoints_is_held_and_keeps_them(
     make: Make, damage: Callable[[Blobs, str], str]
 ) -> None:
     job = f"held-{damage.__name__}"
@@ -137,7 +137,7 @@ def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
     finish(cluster)
 
 
-def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
+def test_job_starts_with_weights_of_another_job(make: Make) -> None:
     first = make("first", 400)
     first.start("coordinator", "c1")
     first.start("worker", "w1")
@@ -173,7 +173,7 @@ def submit(cluster: Cluster, name: str, source: str) -> str:
         ).stdout
 
 
-def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:
+def test_only_leader_reports_age_of_newest_checkpoint(make: Make) -> None:
     cluster = make("scraped", 100, OFTEN)
     ports = {name: free_port() for name in ("c1", "c2")}
     for name, port in ports.items():

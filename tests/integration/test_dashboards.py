@@ -46,7 +46,7 @@ def queries() -> dict[str, str]:
     *("deploy/grafana/", "deploy/prometheus/", "common/telemetry/"),
     *("tests/prometheus.py", "tests/watched.py", "tests/integration/test_dashboards.py"),
 )
-def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged(
+def test_every_panel_query_has_a_number_and_every_alert_is_evaluated(
     tmp_path: Path,
 ) -> None:
     # worker-1   ▏reads, computes▕ killed                 its machine is gone: Prometheus sees it

@@ -143,7 +143,7 @@ def training(
     made.close()
 
 
-def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
+def test_evaluations_are_correct_and_find_the_stream_that_changed(
     training: Training,
 ) -> None:
     training.start("evaluator", "e1")
@@ -187,7 +187,7 @@ def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
 
 
 @pytest.mark.parametrize("settings", ["embedded"], indirect=True)
-def test_an_evaluator_that_is_killed_goes_on_where_it_was(training: Training) -> None:
+def test_killed_evaluator_resumes_with_the_newest_version(training: Training) -> None:
     first = training.start("evaluator", "e1")
     training.train(20)
     first.kill()

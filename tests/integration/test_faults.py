@@ -39,7 +39,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def test_a_worker_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make) -> None:
+def test_frozen_worker_changes_nothing_when_it_wakes(make: Make) -> None:
     # w1   ████████ frozen ░░░░░░░░░░░░░░░░ thaws ██████   with claims and gradients in mind
     # w2   ████████████████████████████████████████████
     cluster = make(name="frozen-worker", records=3000)
@@ -55,7 +55,7 @@ def test_a_worker_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     assert_each_record_counts_once(cluster, 3000)
 
 
-def test_training_goes_on_by_itself_when_one_of_no_workers_comes_back(make: Make) -> None:
+def test_training_resumes_when_a_worker_joins_the_empty_fleet(make: Make) -> None:
     cluster = make(name="no-workers", records=2000)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
@@ -68,7 +68,7 @@ def test_training_goes_on_by_itself_when_one_of_no_workers_comes_back(make: Make
     assert_each_record_counts_once(cluster, 2000)
 
 
-def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make) -> None:
+def test_frozen_leader_changes_nothing_when_it_wakes(make: Make) -> None:
     # c1   leads ██████ frozen ░░░░░░░░░░░░░░░░░░░ thaws, steps down
     # c2   standby             leads ███████████████████████████████
     cluster = make(name="frozen-leader", records=3000)
@@ -88,7 +88,7 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     assert cluster.audit().takeovers == 2
 
 
-def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_after(
+def test_leader_and_worker_frozen_during_a_purge_are_ignored_afterwards(
     make: Make, likest_to_production: Settings
 ) -> None:
     # c1, w1   first job ███ frozen ░░░░░░░░░░░░░░░░░░░░░░░░░░░ thaw ███ take part in the second
@@ -121,7 +121,7 @@ def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_afte
     assert cluster.ended() == []
 
 
-def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
+def test_empty_redis_is_refilled_from_memory_of_the_leader(
     make: Make, request: pytest.FixtureRequest, settings: Settings
 ) -> None:
     server = "embedded_redis" if settings.embedded_kafka else "system_redis"
@@ -142,7 +142,7 @@ def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
 
 @pytest.mark.kafka
 @pytest.mark.redis
-def test_everything_waits_for_a_broker_that_restarts_and_goes_on(
+def test_services_wait_for_restarting_broker_and_resume(
     make: Make, settings: Settings, apache_kafka: ApacheKafka
 ) -> None:
     if settings.embedded_kafka:
@@ -160,7 +160,7 @@ def test_everything_waits_for_a_broker_that_restarts_and_goes_on(
 
 @pytest.mark.kafka
 @pytest.mark.redis
-def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
+def test_on_preemption_hold_keeps_streams_for_the_killed_worker(
     make: Make, settings: Settings
 ) -> None:
     # w1   ████████ killed                   back: its streams go on
@@ -192,7 +192,7 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
     assert_each_record_counts_once(cluster, 3000)
 
 
-def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(make: Make) -> None:
+def test_control_record_of_later_format_holds_the_job(make: Make) -> None:
     cluster = make(name="later-format", records=1000)
     for name in ("c1", "c2", "w1"):
         cluster.start("coordinator" if name.startswith("c") else "worker", name)
@@ -216,7 +216,7 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     assert len(leads) <= 2
 
 
-def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:
+def test_control_topic_shorter_than_snapshot_holds_the_job(make: Make) -> None:
     cluster = make(name="lost-records", records=100)
     known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
     sealed = to_bytes(SnapshotFile(known, b""), cluster.record().seal)

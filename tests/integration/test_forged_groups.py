@@ -157,9 +157,7 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
 
 
 @pytest.mark.timeout(900)
-def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
-    make: Make, admin: redis.Redis
-) -> None:
+def test_group_ignores_forged_reports_and_logs_the_reason(make: Make, admin: redis.Redis) -> None:
     records = RECORDS_OF_A_CASE * (len(REPORTS) + 1)
     cluster = make("forged-group", records, GROUP, seconds=0.01)
     for name in ("c1", "w1", "w2"):
@@ -186,7 +184,7 @@ def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
 
 
 @pytest.mark.parametrize("mode", ["group", "board"])
-def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
+def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
     make: Make, admin: redis.Redis, mode: str
 ) -> None:
     # c1   █████ killed
@@ -218,7 +216,7 @@ def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
     assert_each_record_counts_once(cluster, records)
 
 
-def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
+def test_only_one_of_two_processes_of_one_name_becomes_member(
     make: Make,
 ) -> None:
     # w1          ███████████████████ killed
@@ -263,7 +261,7 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
     assert cluster.audit().taken_back == 0
 
 
-def test_two_processes_of_one_name_count_each_record_once_where_the_coordinator_holds_the_weights(
+def test_two_processes_of_one_name_count_each_record_once_in_board_mode(
     make: Make,
 ) -> None:
     # Orders name a worker: both processes compute, and the first gradient counts.

@@ -53,7 +53,7 @@ def settings(likest_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Settings]:
         )
 
 
-def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_records_is_held(
+def test_job_runs_on_hostile_cluster_defaults_and_is_held_if_records_would_be_lost(
     settings: Settings, tmp_path: Path
 ) -> None:
     # The owner of the streams sets their retention.

@@ -72,7 +72,7 @@ class Insider:
         self.write(updates_topic(self._cluster.job), wire.encode_audit(lead))
 
 
-def test_what_an_insider_forges_is_survived_or_holds_the_job(make: Make) -> None:
+def test_forged_records_are_survived_or_hold_the_job(make: Make) -> None:
     #   garbage    a claim in nobody's name    a Lead that takes back all    a claim of nothing
     #          └ goes on                   └ goes on                  └ trains again       └ held
     cluster = make(name="insiders", records=RECORDS)

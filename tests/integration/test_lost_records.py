@@ -102,7 +102,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_job_whose_own_topics_lost_their_tails_is_held_and_resumes_after_the_loss(
+def test_job_whose_topics_lost_their_tails_is_held_and_resumes_after_the_loss(
     cluster: Cluster, innocent: Cluster, apache_kafka: ApacheKafka
 ) -> None:
     control = Partition(control_topic(cluster.job), 0)

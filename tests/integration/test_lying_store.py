@@ -139,7 +139,7 @@ def await_all(jobs: list[Cluster], texts: Iterable[str]) -> None:
         await_condition(partial(waits, cluster, text), f"{text}: waits")
 
 
-def test_jobs_wait_for_their_newest_checkpoint_and_go_on_from_it(
+def test_jobs_wait_for_their_newest_checkpoint_and_resume_from_it(
     make: Make, store: LyingServer
 ) -> None:
     jobs = trained(make)

@@ -123,7 +123,7 @@ def missing_from(service: str, by: Scraped) -> list[str]:
     ]
 
 
-def test_every_service_reports_all_that_it_declares(
+def test_every_service_reports_all_declared_metrics(
     cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     coordinator = start("coordinator", "c1")
@@ -213,7 +213,7 @@ def test_every_service_reports_all_that_it_declares(
     await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
 
 
-def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
+def test_frozen_worker_is_unhealthy_until_it_resumes(
     cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     worker = start("worker", "w1")

@@ -79,7 +79,7 @@ class Watched:
         self._poller.close()
 
 
-def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its_abort(
+def test_open_transaction_is_reported_and_the_rest_trained_after_its_abort(
     cluster: Cluster,
 ) -> None:
     stream = cluster.streams[0]

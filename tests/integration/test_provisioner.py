@@ -114,7 +114,7 @@ def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
         fleet.close()
 
 
-def test_a_provisioner_that_freezes_is_replaced_and_nothing_is_launched_twice(
+def test_frozen_provisioner_is_replaced_and_no_machine_is_launched_twice(
     cluster: Cluster,
 ) -> None:
     # time   ────────────────────────────────────────────────────────────▶
@@ -215,7 +215,7 @@ def slots_of(cluster: Cluster) -> dict[int | None, int]:
 
 @ONCE
 @pytest.mark.parametrize("cluster", [HOLDS], indirect=True)
-def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
+def test_spare_continues_the_stream_of_a_killed_machine(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # m1  slot 0  ████████████████████████████████
@@ -292,7 +292,7 @@ class UnderBids:
 
 @ONCE
 @pytest.mark.parametrize("cluster", [BIDS], indirect=True)
-def test_machines_under_bids_are_evicted_by_price_renewed_by_the_hour_and_billed_to_the_cent(
+def test_machines_under_bids_are_evicted_renewed_hourly_and_billed_to_the_cent(
     cluster: Cluster,
 ) -> None:
     # cheap  $.1 ████████ evicted at $.9 ░░░░░░░░ $.05 ███████ until the job is over

@@ -69,9 +69,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
-    make: Make, admin: redis.Redis
-) -> None:
+def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Redis) -> None:
     cluster = started(make, "refusing-redis", 3500)
 
     def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
@@ -108,7 +106,7 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
     assert_each_record_counts_once(cluster, 3500)
 
 
-def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
+def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
     cluster = started(make, "forged-redis", 3000)
     keys = f"doll:{{{cluster.job}}}:"
 
@@ -141,7 +139,7 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
 
 
 @pytest.mark.parametrize("refusal", ["a replica", "out of memory", "too few replicas"])
-def test_readiness_names_a_redis_that_answers_reads_and_refuses_writes(
+def test_readiness_reports_a_redis_that_refuses_writes(
     settings: Settings, admin: redis.Redis, refusal: str
 ) -> None:
     stores = Stores(lambda: open_log(settings), time.time)

@@ -372,7 +372,7 @@ def dead_letters(guarded: Guarded) -> dict[str, int]:
 
 
 @pytest.mark.nightly
-def test_services_that_may_not_create_the_topic_of_jobs_name_it_wait_and_go_on(
+def test_services_that_may_not_create_the_jobs_topic_wait_until_they_may(
     without_services: Guarded,
 ) -> None:
     missing = [each for each in RIGHTS if (each.operation, each.name) == ("create", "doll.")]
@@ -388,7 +388,7 @@ def test_services_that_may_not_create_the_topic_of_jobs_name_it_wait_and_go_on(
         await_condition(is_over, f"{service} goes on", RETURN_S)
 
 
-def test_services_need_no_more_than_the_rights_of_their_rows(guarded: Guarded) -> None:
+def test_services_need_only_the_rights_of_their_rows(guarded: Guarded) -> None:
     begun = {name: len(guarded.said(name)) for name in SERVICES}
     guarded.produce(200, bad=3, poison=8)
     await_condition(guarded.settled, "all is trained or quarantined")
@@ -443,7 +443,7 @@ def each_right() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize("right", list(each_right()))
-def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, right: Right) -> None:
+def test_service_without_a_right_names_it_and_waits(guarded: Guarded, right: Right) -> None:
     row, answers = right.row, list[str]()
     creates_dead_letters = right.operation == "create" and right.name.endswith(".dlq")
     log_end = len(guarded.said(row))
@@ -517,7 +517,7 @@ def test_command_without_a_right_names_it(
     await_condition(goes_on, "it is there again", RETURN_S)
 
 
-def test_ten_thousand_wrong_texts_have_one_reason_and_stand_in_dead_letters_alone(
+def test_ten_thousand_wrong_values_share_one_reason_and_stay_in_dead_letters(
     guarded: Guarded,
 ) -> None:
     guarded.produce(10, bad=10_000)

@@ -61,7 +61,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.nightly
-def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
+def test_killed_leaders_fail_no_request_and_take_no_answer_back(
     tmp_path: Path,
 ) -> None:
     found = tmp_path / "serving.json"
@@ -83,7 +83,7 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
 
 
 @pytest.mark.nightly
-def test_kserves_own_client_reads_and_infers(tmp_path: Path) -> None:
+def test_kserve_client_reads_and_infers(tmp_path: Path) -> None:
     world, port = World(), free_port()
     world.publish(0, 1, seed=1)
     world.look()
@@ -104,7 +104,7 @@ def test_kserves_own_client_reads_and_infers(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
+def test_each_record_is_answered_once_although_a_server_is_killed(
     settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     name = f"answered-{len(request.node.name)}"

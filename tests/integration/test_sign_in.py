@@ -29,7 +29,7 @@ pytestmark = pytest.mark.nightly
 CLAIMS = {"sub": "ada", "aud": ["doll"], "groups": ["ml-platform"]}
 
 
-def test_somebody_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
+def test_user_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
     tmp_path: Path,
 ) -> None:
     port, passed_s, log = free_port(), 0.0, MemoryLog()

@@ -26,7 +26,7 @@ def settings(likest_to_production: Settings) -> Settings:
     return likest_to_production
 
 
-def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stays(
+def test_workers_move_from_drained_job_to_backlog_and_pinned_one_stays(
     make: Make,
 ) -> None:
     # first    ████ drained

@@ -137,7 +137,7 @@ class Fetches:
             self.broker = topics[self._topic]["partitions"]["0"]["broker"]
 
 
-def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it_is_there(
+def test_stream_is_read_from_replica_in_the_rack_of_the_worker(
     brokers: Brokers,
 ) -> None:
     topic, leader, follower = "racks", brokers.leader.node, brokers.follower.node
@@ -180,7 +180,7 @@ def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it
 
 
 @pytest.mark.timeout(420)
-def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes_after_the_loss(
+def test_job_resumes_after_unclean_election_lost_records_of_its_topics(
     brokers: Brokers, cluster: Cluster
 ) -> None:
     leader, follower = brokers.leader.node, brokers.follower.node

@@ -34,7 +34,7 @@ def collector() -> Iterator[Collector]:
         yield made
 
 
-def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
+def test_trace_leads_from_a_record_to_its_update(
     embedded: Settings, collector: Collector, tmp_path: Path
 ) -> None:
     # batch        ├─────────────────────────────────────────────────────┤

@@ -74,7 +74,7 @@ def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
     assert producer.flush(PATIENCE_S) == 0
 
 
-def test_a_job_on_the_streams_of_a_transactional_producer_drains(cluster: Cluster) -> None:
+def test_job_on_transactional_streams_drains(cluster: Cluster) -> None:
     producer = transactional(cluster)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -151,7 +151,7 @@ def await_commits(cluster: Cluster) -> None:
     )
 
 
-def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:
+def test_transactions_in_our_own_topics_delay_nobody(cluster: Cluster) -> None:
     """Transactions as an exactly-once mirror writes them: first a committed one, then an open one.
 
     jobs             │ marker            │ open │ aborted

@@ -123,9 +123,7 @@ def ready(client: httpx2.Client) -> bool:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
-    world: World, rounds: int
-) -> None:
+def test_acknowledged_changes_are_kept_and_refused_ones_are_not(world: World, rounds: int) -> None:
     held = 0
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
@@ -244,9 +242,7 @@ def check_compacted(world: World) -> None:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_one_of_two_who_create_or_revoke_a_key_at_once_succeeds(
-    apache_kafka: ApacheKafka, rounds: int
-) -> None:
+def test_one_of_two_concurrent_key_changes_succeeds(apache_kafka: ApacheKafka, rounds: int) -> None:
     settings = Settings(kafka=apache_kafka.settings.bootstrap, kafka_group_protocol="consumer")
 
     def create(store: KeyStore) -> str:

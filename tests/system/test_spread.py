@@ -21,7 +21,7 @@ TESTS = ("tests/unit/core/test_job_placement.py", "tests/system/spread_world.py"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_four_workers_train_what_comes_to_ten_jobs_and_none_is_left_alone(seed: int) -> None:
+def test_four_workers_train_ten_jobs_without_starving_any(seed: int) -> None:
     result = World(Setting(workers=4, jobs=10, seed=seed)).run()
 
     assert result.trained >= 0.99
@@ -39,7 +39,7 @@ def test_four_workers_drain_a_hundred_small_jobs(seed: int) -> None:
     assert result.drained_s <= 240.0
 
 
-def test_where_workers_suffice_nobody_waits_and_hardly_anybody_moves() -> None:
+def test_enough_workers_starve_no_job_and_rarely_move() -> None:
     result = World(Setting(workers=16, jobs=4, seconds=1200.0, faults=False)).run()
 
     assert result.trained >= 0.99
@@ -99,7 +99,7 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
-def test_without_a_rule_of_the_plan_a_test_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_some_test_fails_without_each_rule_of_the_plan(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common/core", tmp_path / "common/core")
     for path in TESTS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(case: str) -> None:
+def test_updates_continue_despite_any_forged_message_and_status_reports_it(case: str) -> None:
     make, expected = CASES[case]
     group = begun(A, B, C)
     group.finish(A, B, C)
@@ -173,7 +173,7 @@ def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(c
     assert {A, B, C} == set(group.of)
 
 
-def test_a_forged_version_0_of_nobody_is_given_up_for_one_that_a_member_makes() -> None:
+def test_forged_version_0_is_abandoned_for_one_that_a_member_makes() -> None:
     group = Group(A, B)
     group.bench.lead()
     group.bench.see(*group.of, FORGER, digest=OWN)
@@ -181,7 +181,7 @@ def test_a_forged_version_0_of_nobody_is_given_up_for_one_that_a_member_makes() 
     await_updates(group, 2)
 
 
-def test_a_worker_that_never_answers_is_left_out_and_the_status_says_so() -> None:
+def test_worker_that_never_answers_is_left_out_with_a_reason() -> None:
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -197,7 +197,7 @@ def test_a_worker_that_never_answers_is_left_out_and_the_status_says_so() -> Non
     assert status.waits == {}
 
 
-def test_a_second_process_of_a_name_takes_no_part_until_the_first_is_gone() -> None:
+def test_second_process_of_a_name_is_left_out_until_the_first_is_gone() -> None:
     #   life 1   ██████████████████ killed
     #   life 9        ░░░░░░░░░░░░░░░░░░░░░░░██████
     group = begun(A, B)
