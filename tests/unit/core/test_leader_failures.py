@@ -313,7 +313,7 @@ def test_required_hold_stops_the_leader_until_resumed() -> None:
     assert bench.tick(12.0) == (do.AskLease(1.0),)
 
 
-def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> None:
+def test_leader_whose_own_record_is_behind_a_hole_holds_the_job() -> None:
     # updates   0: Lead   1: J=1, lost before it was read   1: J=2, which followed it
     bench = leading()
     bench.announce(A, B, A, B)
@@ -331,7 +331,7 @@ def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> Non
     assert bench.published == []
 
 
-def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
+def test_repeated_own_record_is_no_loss() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -341,7 +341,7 @@ def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
     assert bench.machine.leader is not None
 
 
-def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:
+def test_torn_snapshot_is_tried_again_after_resume() -> None:
     torn = Snapshot(0, ModelId(0, 1), 2, 0, FIRST)
     bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update(0, 1)])
     held = events.LeaseAnswered(held=True)
@@ -364,7 +364,7 @@ def test_failing_job_that_its_owner_stops_is_finished() -> None:
     assert said == (do.Finish(reason, stopped=True), do.ReleaseLease())
 
 
-def test_a_pause_lets_the_round_in_flight_finish() -> None:
+def test_pause_lets_the_round_in_flight_finish() -> None:
     bench = leading()
     bench.announce(A, B, A, B)
     assert bench.feed(events.WantedChanged("paused")) == ()
@@ -377,7 +377,7 @@ def test_a_pause_lets_the_round_in_flight_finish() -> None:
 # --- the end ---------------------------------------------------------------------------------
 
 
-def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None:
+def test_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None:
     # J=1 is applied and not read back, a2 b3 are in flight: stop
     bench = leading()
     bench.announce(A, B, A, B)
@@ -397,7 +397,7 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     assert bench.tick(100.0) == ()
 
 
-def test_a_job_ends_after_its_updates() -> None:
+def test_job_ends_after_its_updates() -> None:
     bench = leading(replace(QUIET, stop_updates=2))
     bench.announce(A, B, A, B, A, B)
     bench.compute()
@@ -408,9 +408,7 @@ def test_a_job_ends_after_its_updates() -> None:
 
 
 @pytest.mark.parametrize(("stop_loss", "ends"), [(2.0, True), (1.9, False)])
-def test_a_job_ends_when_its_loss_was_low_for_a_whole_window(
-    stop_loss: float, *, ends: bool
-) -> None:
+def test_job_ends_when_loss_is_low_for_a_complete_window(stop_loss: float, *, ends: bool) -> None:
     bench = leading(replace(QUIET, stop_loss=stop_loss))
     for _ in range(LOSS_WINDOW):
         assert not bench.machine.finished
@@ -420,7 +418,7 @@ def test_a_job_ends_when_its_loss_was_low_for_a_whole_window(
     assert bench.machine.finished == ends
 
 
-def test_a_job_ends_at_its_deadline() -> None:
+def test_job_ends_at_its_deadline() -> None:
     bench = leading(replace(QUIET, stop_at=5.0))
     bench.announce(A, B)
     bench.tick(4.95)
@@ -430,7 +428,7 @@ def test_a_job_ends_at_its_deadline() -> None:
     assert len(bench.published[-1].waiting) == 2
 
 
-def test_a_job_that_is_ending_asks_for_no_time_but_that_of_its_leader_status() -> None:
+def test_ending_job_wakes_only_for_its_leader_status() -> None:
     bench = leading(replace(QUIET, stop_at=1.0))
     bench.announce(A, B)
     bench.compute()

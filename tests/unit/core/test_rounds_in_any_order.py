@@ -207,5 +207,5 @@ class _AnyRound(RuleBasedStateMachine):
         assert not self.counted & self.poison
 
 
-def test_whatever_happens_a_round_is_finished_with_exactly_its_batches() -> None:
+def test_round_ends_with_exactly_its_batches_in_any_order_of_events() -> None:
     run_state_machine_as_test(_AnyRound, settings=settings(stateful_step_count=40))

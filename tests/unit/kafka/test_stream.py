@@ -57,7 +57,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaStreamReader, _Client]
     return reader, clients[0]
 
 
-def test_what_the_broker_took_is_not_committed_again(
+def test_accepted_commit_is_not_repeated(
     member: tuple[KafkaStreamReader, _Client],
 ) -> None:
     reader, client = member
@@ -69,7 +69,7 @@ def test_what_the_broker_took_is_not_committed_again(
     assert client.sent[1:] == [[TopicPartition(*P, 4)]]
 
 
-def test_what_the_broker_refused_is_committed_with_the_next(
+def test_refused_commit_is_repeated_with_the_next(
     member: tuple[KafkaStreamReader, _Client],
 ) -> None:
     reader, client = member

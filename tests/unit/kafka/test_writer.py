@@ -65,7 +65,7 @@ class SlowClient(Client):
             sleep(wait_s)
 
 
-def test_writer_says_for_how_long_no_record_of_its_own_was_taken() -> None:
+def test_writer_reports_how_long_no_record_was_accepted() -> None:
     settings = KafkaSettings("127.0.0.1:1")
     client = SlowClient({})
     producer = SharedProducer(settings, lambda _: cast("Producer", client))
@@ -81,7 +81,7 @@ def test_writer_says_for_how_long_no_record_of_its_own_was_taken() -> None:
     producer.close()
 
 
-def test_after_a_report_the_next_one_is_waited_for_inside_the_client() -> None:
+def test_producer_waits_inside_the_client_after_each_report() -> None:
     #  append ── woken ── waits for the report ── and for another ── in vain: waits to be woken
     settings, made = KafkaSettings("127.0.0.1:1"), list[Client]()
 
