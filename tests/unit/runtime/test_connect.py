@@ -146,7 +146,7 @@ class Asked(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings() -> None:
+def test_tracking_sends_the_configured_credentials() -> None:
     server = HTTPServer(("127.0.0.1", 0), Asked)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -112,7 +112,7 @@ def test_actor_sees_each_change_and_nothing_else(world: World) -> None:
     assert world.made == 1
 
 
-def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world: World) -> None:
+def test_ended_job_restarts_only_if_it_should_run(world: World) -> None:
     stopped = replace(record(), wanted="stopped")
     world.jobs.follow({"digits": stopped})
     until(lambda: world.closed == 1, "there is nothing to do")
@@ -121,7 +121,7 @@ def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world:
     until(lambda: world.jobs.follow({"digits": record()}) or world.made == 2, "it goes on")  # type: ignore[func-returns-value]
 
 
-def test_another_job_of_the_name_begins_when_the_first_has_come_to_its_end(world: World) -> None:
+def test_new_job_of_the_same_name_starts_after_the_first_has_ended(world: World) -> None:
     world.jobs.follow({"digits": record()})
     until(lambda: world.seen == ["submitted"], "it has begun")
     second = {"digits": replace(record(reason="again"), incarnation=2)}
@@ -132,7 +132,7 @@ def test_another_job_of_the_name_begins_when_the_first_has_come_to_its_end(world
     assert world.seen == ["submitted", None, "again"]
 
 
-def test_a_job_that_failed_until_it_was_deleted_is_over(world: World) -> None:
+def test_failing_job_ends_when_it_is_deleted(world: World) -> None:
     world.jobs.follow({"digits": record(reason="broken")})
     until(lambda: world.made >= 3, "it is tried again and again")
     world.jobs.follow({})
