@@ -133,7 +133,7 @@ def test_slow_registry_is_asked_again_and_its_late_answer_counts(
     for _ in range(3):
         with pytest.raises(LateError):
             registry.schema(7)
-        until(arrived.is_set, "the first question arrives")
+        until(arrived.is_set, "the first request arrives")
     answers.set()
     monkeypatch.setattr(module, "REPEAT_S", 60.0)
     assert registry.schema(7) == Schema("AVRO", TEXT)

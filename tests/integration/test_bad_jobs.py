@@ -135,7 +135,8 @@ class World:
     def leader(self) -> str:
         """Return the replica that leads the innocent job."""
         await_condition(
-            lambda: any(map(self.cluster.has_led, ("c1", "c2"))), "somebody leads the innocent job"
+            lambda: any(map(self.cluster.has_led, ("c1", "c2"))),
+            "a coordinator leads the innocent job",
         )
         return next(name for name in ("c1", "c2") if self.cluster.has_led(name))
 
@@ -166,7 +167,7 @@ class World:
         """
         cluster = self.cluster
         for name in ("no-stream", "no-control", "no-updates"):
-            await_condition(self.jobs[name].is_led, f"somebody leads {name}")
+            await_condition(self.jobs[name].is_led, f"a coordinator leads {name}")
         await_condition(lambda: cluster.version() >= 3, "three updates of the innocent job")
         for topic in ("no-stream-a", control_topic("no-control"), updates_topic("no-updates")):
             self.delete(topic)

@@ -138,7 +138,7 @@ def test_backlog_survives_task_bug_and_quarantined_batches_are_requeued(
     cluster.produce(400)
 
     record = held(cluster, job)
-    await_condition(cluster.drained, "the job beside it goes on", patience_s=60.0)
+    await_condition(cluster.drained, "the other job is drained", patience_s=60.0)
     before = job.audit()
     bug.unlink()
     said = doll(environ, "job", "requeue", job.name, "--all")

@@ -51,7 +51,7 @@ def stopped_half_way(make: Make, name: str) -> Cluster:
     cluster.produce(400)
     await_condition(cluster.drained, "the first half is settled")
     cluster.want("stopped")
-    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is stored")
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
     cluster.board.wipe()
     return cluster
@@ -144,7 +144,7 @@ def test_job_starts_with_weights_of_another_job(make: Make) -> None:
     first.produce(400)
     await_condition(first.drained, "everything is settled")
     first.want("stopped")
-    await_condition(lambda: "job_finished" in first.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in first.said("c1"), "the last checkpoint is stored")
     board = open_board(first.settings, "second")
 
     def weights() -> list[set[float]]:
@@ -184,12 +184,15 @@ def test_only_leader_reports_age_of_newest_checkpoint(make: Make) -> None:
     def leaders() -> list[str]:
         return [name for name, port in ports.items() if metric in scraped(port)]
 
-    await_condition(lambda: all(counts in scraped(port) for port in ports.values()), "both serve")
-    await_condition(lambda: len(leaders()) == 1, "the leader tells an age")
+    await_condition(
+        lambda: all(counts in scraped(port) for port in ports.values()),
+        "both coordinators serve metrics",
+    )
+    await_condition(lambda: len(leaders()) == 1, "the leader reports an age")
     (leader,) = leaders()
     cluster.kill(leader)
     del ports[leader]
-    await_condition(lambda: len(leaders()) == 1, "the other one leads and tells")
+    await_condition(lambda: len(leaders()) == 1, "the other coordinator leads and reports an age")
 
 
 def scraped(port: int) -> str:

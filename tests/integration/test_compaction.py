@@ -88,7 +88,7 @@ def test_claimed_batch_that_compaction_shortened_expires(
 
         cluster.start("coordinator", "c1")
         cluster.start("worker", "w1")
-        await_condition(cluster.drained, "the job goes on, and drains", PATIENCE_S)
+        await_condition(cluster.drained, "the job continues and drains", PATIENCE_S)
         audit = cluster.audit()
         assert not audit.flaws
         assert [record.reason for record in audit.quarantined] == ["expired"]

@@ -169,7 +169,7 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     assert "live page: http://127.0.0.1:" in said
     # Two servers, coordinator, provisioner, admin and a machine.
     assert len(seen) >= 6
-    await_condition(lambda: not left(seen), "all machines are given back")
+    await_condition(lambda: not left(seen), "all machines are released")
 
 
 @pytest.mark.nightly
@@ -192,7 +192,7 @@ def test_stopped_demo_leaves_nothing_running(
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
         assert len(children) == 7  # and who forks them
         process.send_signal(how)
@@ -206,7 +206,7 @@ def test_stopped_demo_leaves_nothing_running(
 def test_killed_demo_leaves_nothing_running(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     with running(["demo", "--out", str(tmp_path)], temporary, said) as process:
-        await_condition(lambda: len(descendants(process.pid)) == 7, "all processes are there")
+        await_condition(lambda: len(descendants(process.pid)) == 7, "all processes are running")
         children = descendants(process.pid)
         process.kill()
         process.wait(END_S)
@@ -220,7 +220,7 @@ def test_worker_that_dies_unexpectedly_ends_the_demo_and_is_named(
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
         [victim] = [pid for pid in children if name_of(pid) == "worker-1"]
         os.kill(victim, signal.SIGKILL)
@@ -326,8 +326,13 @@ def test_dead_redis_is_restarted_and_dead_built_in_kafka_ends_the_stack(
     with running(arguments, temporary, said) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         os.kill(server_of(process.pid, "redis-server"), signal.SIGKILL)
-        await_condition(lambda: "Redis was ended by SIGKILL" in said.read_text(), "it is told")
-        await_condition(lambda: server_of(process.pid, "redis-server") > 0, "Redis is back")
+        await_condition(
+            lambda: "Redis was ended by SIGKILL" in said.read_text(),
+            "the restart of Redis is reported",
+        )
+        await_condition(
+            lambda: server_of(process.pid, "redis-server") > 0, "Redis is running again"
+        )
         assert process.poll() is None
 
         os.kill(server_of(process.pid, "mock_broker"), signal.SIGKILL)

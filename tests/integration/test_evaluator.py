@@ -109,7 +109,7 @@ class Training:
         for _ in range(updates // EVERY):
             before = len(self.evaluations())
             self.produce(EVERY, turned=turned)
-            await_condition(lambda n=before: len(self.evaluations()) > n, "it is judged")  # type: ignore[misc]
+            await_condition(lambda n=before: len(self.evaluations()) > n, "it is evaluated")  # type: ignore[misc]
 
     def evaluations(self) -> list[Evaluated]:
         """Return results on the test set. Records which versions were offered."""
@@ -194,10 +194,11 @@ def test_killed_evaluator_resumes_with_the_newest_version(training: Training) ->
     before = len(training.evaluations())
     training.produce(4 * EVERY)  # nobody judges these
     await_condition(
-        lambda: max(model.version for model in _seen(training)) >= 30, "versions go by unjudged"
+        lambda: max(model.version for model in _seen(training)) >= 30,
+        "versions pass without evaluation",
     )
     training.start("evaluator", "e2")
-    await_condition(lambda: len(training.evaluations()) > before, "the newest is judged")
+    await_condition(lambda: len(training.evaluations()) > before, "the newest version is evaluated")
     training.train(10)
 
     versions = [each.model.version for each in training.evaluations()]

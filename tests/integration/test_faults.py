@@ -82,7 +82,7 @@ def test_frozen_leader_changes_nothing_when_it_wakes(make: Make) -> None:
     cluster.produce(1000)
     await_condition(lambda: cluster.has_led("c2"), "c2 leads")
     cluster.thaw("c1")
-    await_condition(lambda: "leadership_lost" in cluster.said("c1"), "c1 has noticed")
+    await_condition(lambda: "leadership_lost" in cluster.said("c1"), "c1 has lost its leadership")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 3000)
     assert cluster.audit().takeovers == 2
@@ -102,20 +102,22 @@ def test_leader_and_worker_frozen_during_a_purge_are_ignored_afterwards(
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.freeze("w1")
     cluster.freeze("c1")
-    await_condition(lambda: cluster.has_led("c2") and cluster.drained(), "the others go on")
+    await_condition(
+        lambda: cluster.has_led("c2") and cluster.drained(), "c2 leads and the job is drained"
+    )
     cluster.want("stopped")
-    await_condition(lambda: not cluster.board.is_leased(), "its last leader is done")
+    await_condition(lambda: not cluster.board.is_leased(), "its last leader has released the lease")
     own = [topic for topic in cluster.log.topics() if topic.startswith("doll.purged.")]
     removed = cluster.purge()
     if not likest_to_production.embedded_kafka:
         assert sorted(removed.topics) == own
-        await_condition(lambda: not {*own} & {*cluster.log.topics()}, "they are gone")
+        await_condition(lambda: not {*own} & {*cluster.log.topics()}, "the topics are deleted")
 
     assert cluster.submit_again() == "purged.I2"
-    await_condition(lambda: cluster.version() >= 3, "three updates of the second")
+    await_condition(lambda: cluster.version() >= 3, "three updates of the second job")
     for name in ("c1", "w1"):
         cluster.thaw(name)
-    await_condition(lambda: "w1" in cluster.board.heartbeats(), "w1 works for the second")
+    await_condition(lambda: "w1" in cluster.board.heartbeats(), "w1 works for the second job")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.ended() == []
@@ -136,7 +138,7 @@ def test_empty_redis_is_refilled_from_memory_of_the_leader(
     version = cluster.version()
     request.getfixturevalue(server).restart()
     cluster.produce(1500)
-    await_condition(lambda: cluster.version() > version + 10, "it goes on where it was")
+    await_condition(lambda: cluster.version() > version + 10, "training continues")
     assert_each_record_counts_once(cluster, 3000)
 
 
@@ -172,8 +174,8 @@ def test_on_preemption_hold_keeps_streams_for_the_killed_worker(
         cluster.start("coordinator" if name == "c1" else "worker", name)
     cluster.produce(1000)
     have_shares = lambda: all("reading_from" in cluster.said(name) for name in ("w1", "w2"))  # noqa: E731 -- short
-    await_condition(have_shares, "each has its share")
-    await_condition(cluster.drained, "both read")
+    await_condition(have_shares, "each worker has its share")
+    await_condition(cluster.drained, "both workers read")
     before = cluster.said("w2").count("partitions_assigned")
     cluster.kill("w1")
     cluster.produce(1000)
@@ -209,7 +211,7 @@ def test_control_record_of_later_format_holds_the_job(make: Make) -> None:
     assert "'merged' of format 2, expected at most 1" in reason
     assert "run a newer coordinator" in reason
     held = lambda: any("job_held" in cluster.said(name) for name in ("c1", "c2"))  # noqa: E731 -- short
-    await_condition(held, "it is logged")
+    await_condition(held, "the hold is logged")
     updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     leads = [record for _, record in updates if isinstance(record, Lead)]
     # No leader repeats the same failure for many terms.

@@ -114,7 +114,7 @@ def test_dying_member_loses_only_its_own_part_of_an_update(make: Make) -> None:
     await_condition(lambda: offered() is not None, "a version is offered to evaluators")
     cluster.start("coordinator", "c2")
     cluster.kill("w4")
-    await_condition(lambda: "worker w0" in cluster.board.unable(), "who cannot join says why")
+    await_condition(lambda: "worker w0" in cluster.board.unable(), "w0 reports why it cannot join")
     before = cluster.version()
     await_condition(lambda: cluster.version() >= before + 10, "ten more without w4")
     cluster.start("worker", "w4")

@@ -74,7 +74,7 @@ def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
             return False
         return cluster.drained() and cluster.audit().trained == records
 
-    await_condition(trained, "what was there and what came later is trained")
+    await_condition(trained, "the remaining and the new records are trained")
 
 
 def resume(cluster: Cluster, reason: str) -> None:

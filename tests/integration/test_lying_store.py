@@ -164,7 +164,7 @@ def test_jobs_wait_for_their_newest_checkpoint_and_resume_from_it(
     # This lie delays nobody.
     store.lies = dict.fromkeys(JOBS, "latest")
     for cluster in jobs:
-        await_condition(cluster.board.is_leased, "somebody leads it")
+        await_condition(cluster.board.is_leased, "a coordinator leads the job")
     assert store.deleted == []
     assert before <= set(open_blobs(first.settings).names(""))
     assert first.ended() == []

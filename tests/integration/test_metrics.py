@@ -106,7 +106,7 @@ def start(cluster: Cluster) -> Callable[..., Scraped]:
     def started(service: str, name: str, **settings: object) -> Scraped:
         scraped = Scraped(free_port())
         cluster.start(service, name, "", metrics_port=scraped.port, **settings)
-        await_condition(scraped.well, f"{name} says that it is well")
+        await_condition(scraped.well, f"{name} reports that it is healthy")
         return scraped
 
     return started
@@ -155,7 +155,7 @@ def test_every_service_reports_all_declared_metrics(
     admin = start("admin", "a1", api_port=api)
     await_condition(lambda: Scraped(api).ask("/healthz")[0] == 200, "the API answers")
     await_condition(
-        lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
+        lambda: not missing_from("Admin services", admin), "the admin service reports the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
     # The API's metrics still need a key.
@@ -171,7 +171,7 @@ def test_every_service_reports_all_declared_metrics(
     )
     standby = start("provisioner", "p2")
     await_condition(
-        lambda: standby.values("doll_provisioning") == {(): 0.0}, "the other one stands by"
+        lambda: standby.values("doll_provisioning") == {(): 0.0}, "the other provisioner stands by"
     )
     assert standby.values("doll_spent_usd_total") == {}
 
@@ -193,7 +193,7 @@ def test_every_service_reports_all_declared_metrics(
 
     # The policy may move a machine at any moment, even between two requests.
     await_condition(
-        machines_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
+        machines_are_those_of_the_ledger, "reported machines and costs match the ledger"
     )
     spent = provisioner.values("doll_spent_usd_total")[()]
     per_update = provisioner.values("doll_cost_usd_per_update")[()]
@@ -207,10 +207,10 @@ def test_every_service_reports_all_declared_metrics(
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(
         lambda: set(missing_from("Coordinators", coordinator)) == others,
-        "the leader tells all the rest",
+        "the leader reports all other metrics",
     )
     cluster.want("stopped")
-    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are released")
 
 
 def test_frozen_worker_is_unhealthy_until_it_resumes(
@@ -225,4 +225,4 @@ def test_frozen_worker_is_unhealthy_until_it_resumes(
         f"unhealthy: no answer from {HERE}:{worker.port} within 3 s\n",
     )
     cluster.thaw("w1")
-    await_condition(lambda: worker.checked().returncode == 0, "it is well again")
+    await_condition(lambda: worker.checked().returncode == 0, "the worker is healthy again")

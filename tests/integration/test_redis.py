@@ -80,13 +80,13 @@ def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Red
         begin()
         await_condition(
             lambda: logged("redis_unavailable") == [number, number],
-            f"both workers have met a server that is {what}",
+            f"both workers report a server that is {what}",
         )
         end()
         goes_on(cluster, what)
         await_condition(
             lambda: logged("redis_recovered") == [number, number],
-            f"both workers know that it is not {what} any more",
+            f"both workers report that it is no longer {what}",
         )
 
     refused(lambda: admin.replicaof(*NOBODY), lambda: admin.replicaof("NO", "ONE"), "a replica")
@@ -102,7 +102,7 @@ def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Red
     goes_on(cluster, "evicting")
     admin.config_set("maxmemory", "0")
     admin.config_set("maxmemory-policy", "noeviction")
-    goes_on(cluster, "evicting no more")
+    goes_on(cluster, "no longer evicting")
     assert_each_record_counts_once(cluster, 3500)
 
 
@@ -120,7 +120,7 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
     admin.delete(keys + "triggers", f"{keys}triggers:{leader_status.triggers}")
     for stream in ("triggers", f"triggers:{leader_status.triggers}"):
         admin.xadd(keys + stream, {"trigger": wire.encode_trigger(trigger)}, f"{epoch}-1")
-    goes_on(cluster, "a trigger of an epoch that nobody leads")
+    goes_on(cluster, "a trigger of an epoch without a leader")
 
     far = dict.fromkeys(leader_status.claimed, 2**40)
     forged = [
@@ -131,10 +131,10 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
     while time.monotonic() < until:
         for each in forged:
             admin.set(keys + "leader-status", wire.encode_leader_status(each))
-    goes_on(cluster, "leader statuses that somebody forged")
+    goes_on(cluster, "forged leader statuses")
 
     admin.set(keys + "lease", "somebody who never gives it back")
-    goes_on(cluster, "a lease that does not run out")
+    goes_on(cluster, "a lease that does not expire")
     assert_each_record_counts_once(cluster, 3000)
 
 
@@ -152,5 +152,5 @@ def test_readiness_reports_a_redis_that_refuses_writes(
             ask()
     finally:
         REFUSALS[refusal].end(admin)
-    await_condition(lambda: ask() == "", "it is well again")
+    await_condition(lambda: ask() == "", "Redis is healthy again")
     servers.close()

@@ -221,7 +221,9 @@ def test_job_trains_on_avro_during_outages_of_the_registry(
         training.produce(*known)
         training.await_samples(224)
         training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
-        await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
+        await_condition(
+            lambda: "schema_registry_unavailable" in training.said("w2"), "the outage is logged"
+        )
         await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_dead_letters(training.log, "avro-rows").dead_letters == []
 

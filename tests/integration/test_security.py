@@ -163,7 +163,9 @@ def test_documented_rights_are_enough_for_a_board(
     assert board.get_leader_status() is not None
     board.beat(WORKER, "alive", LONG_S)
     board.beat(OTHER, "alive", 0.001)
-    await_condition(lambda: board.heartbeats().keys() == {WORKER}, "whose beat ran out is gone")
+    await_condition(
+        lambda: board.heartbeats().keys() == {WORKER}, "the worker whose heartbeat expired is gone"
+    )
     assert board.hold_lease("one", LONG_S)
     assert board.hold_lease("one", LONG_S)
     assert not board.hold_lease("two", LONG_S)

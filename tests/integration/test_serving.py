@@ -146,11 +146,11 @@ def test_each_record_is_answered_once_although_a_server_is_killed(
     servers = [EmbeddedService("serve", f"s{n}", own, tmp_path, options) for n in range(2)]
     try:
         write()
-        await_condition(lambda: len(answers()) > EACH // 2, "some are answered")
+        await_condition(lambda: len(answers()) > EACH // 2, "some requests are answered")
         servers[0].kill()
         write()
         wanted = {f"{asked}[{p}]@{at}" for p in range(PARTITIONS) for at in range(2 * EACH)}
-        await_condition(lambda: len(answers()) >= len(wanted), "all are answered")
+        await_condition(lambda: len(answers()) >= len(wanted), "all requests are answered")
         assert sorted(answers()) == sorted(wanted)
     finally:
         with closing(JobOperations(log)) as job_store:

@@ -91,7 +91,7 @@ def test_added_partitions_are_trained_and_reported(growing: Growing) -> None:
     await_condition(cluster.drained, "the first records are settled")
 
     growing.grow(cluster.streams[0], range(200, 400))
-    await_condition(growing.has_added, "what was added while it runs is claimed")
+    await_condition(growing.has_added, "partitions added while the job runs are claimed")
     await_condition(cluster.drained, "everything is settled")
 
     cluster.kill("w1")
@@ -99,7 +99,7 @@ def test_added_partitions_are_trained_and_reported(growing: Growing) -> None:
     growing.grow(cluster.streams[1], range(400, 600))
     cluster.start("coordinator", "c2")
     cluster.start("worker", "w2")
-    await_condition(growing.has_added, "what was added while nothing ran is claimed")
+    await_condition(growing.has_added, "partitions added while nothing ran are claimed")
     await_condition(cluster.drained, "everything is settled")
 
     audit = cluster.audit()

@@ -170,13 +170,16 @@ def test_stream_is_read_from_replica_in_the_rack_of_the_worker(
                     seen.extend(event.values)
             return fetches.broker == until_from and len(seen) > 0
 
-        await_condition(lambda: read(until_from=follower), "the follower is read from")
+        await_condition(lambda: read(until_from=follower), "the reader fetches from the follower")
         brokers.follower.kill()
-        await_condition(lambda: read(until_from=leader), "the leader is read from again")
+        await_condition(lambda: read(until_from=leader), "the reader fetches from the leader again")
         brokers.follower.restart()
         assert writer.flush(30.0)
         await_condition(lambda: read(until_from=follower) and seen == written[: len(seen)], "both")
-        await_condition(lambda: brokers.stands(topic)[1] == [leader, follower], "all is as it was")
+        await_condition(
+            lambda: brokers.stands(topic)[1] == [leader, follower],
+            "the topic has its first leader and replicas again",
+        )
 
 
 @pytest.mark.timeout(420)

@@ -66,7 +66,7 @@ def test_trace_leads_from_a_record_to_its_update(
                 names.setdefault(span.trace_id, set()).add(span.name)
             return {trace_id for trace_id, found in names.items() if found >= SPANS}
 
-        await_condition(lambda: whole() == ids, "each trace is whole")
+        await_condition(lambda: whole() == ids, "each trace is complete")
         for name in ("w1", "w2", "c1"):
             cluster.stop(name)
     finally:

@@ -172,7 +172,7 @@ def test_every_record_is_used_once_if_synchronisation_changes_at_run_time(
         if revision == len(changes) - 1:
             leader, other = ("c1", "c2") if cluster.has_led("c1") else ("c2", "c1")
             cluster.kill(leader)
-            await_condition(partial(cluster.has_led, other), "the other leads")
+            await_condition(partial(cluster.has_led, other), "the other coordinator leads")
             await_revision(cluster, revision)
     await_condition(cluster.drained, "everything is settled")
 
@@ -254,7 +254,7 @@ def test_stopped_job_resumes_exactly_where_it_stopped(make: Make) -> None:
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
-    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is stored")
     cluster.board.wipe()
     cluster.produce(600)
     cluster.want("running")
@@ -277,16 +277,21 @@ def test_job_changed_at_run_time_loses_no_record(make: Make) -> None:
     await_condition(lambda: "standby" in cluster.said(other), "there are two replicas")
     cluster.change(group_size=2, batch_size=16)
     cluster.produce(700)
-    await_condition(lambda: "job_changed" in cluster.said(leader), "the leader has heard")
-    await_condition(lambda: "batches_resized" in cluster.said("w1"), "a worker has heard")
-    await_condition(lambda: "batches_resized" in cluster.said("w2"), "the other one too")
+    await_condition(lambda: "job_changed" in cluster.said(leader), "the leader knows the change")
+    await_condition(lambda: "batches_resized" in cluster.said("w1"), "w1 knows the change")
+    await_condition(lambda: "batches_resized" in cluster.said("w2"), "w2 knows the change")
     cluster.produce(500)
     await_condition(lambda: 1 in revisions(cluster), "an update of the first change")
     cluster.change(learning_rate=0.5)
-    await_condition(lambda: cluster.said(leader).count("job_changed") == 2, "it heard again")
+    await_condition(
+        lambda: cluster.said(leader).count("job_changed") == 2, "the leader knows the second change"
+    )
     cluster.produce(500)
     await_condition(lambda: 2 in revisions(cluster), "an update of the second change")
-    await_condition(lambda: cluster.said(other).count("job_changed") == 2, "the other too")
+    await_condition(
+        lambda: cluster.said(other).count("job_changed") == 2,
+        "the other coordinator knows both changes",
+    )
     cluster.kill(leader)
     cluster.produce(500)
     await_condition(cluster.drained, "everything is settled")
@@ -317,7 +322,9 @@ def test_deleted_job_is_removed_and_its_worker_leaves(make: Make) -> None:
         # No process has read that the job is stopped.
         job_store.delete("deleted")
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
-        await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
+        await_condition(
+            lambda: "job_finished" in cluster.said("c1"), "no coordinator leads the job"
+        )
         cluster.stop("c1")
         assert "coordinator_failed" not in cluster.said("c1")
         assert "deleted" not in job_store.read()
@@ -327,7 +334,7 @@ def test_invalid_gradients_on_the_board_are_dropped(make: Make) -> None:
     cluster = make(name="nonsense", records=800)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
-    await_condition(lambda: cluster.leader_status() is not None, "somebody leads")
+    await_condition(lambda: cluster.leader_status() is not None, "a coordinator leads")
     leader_status = cluster.leader_status()
     assert leader_status is not None
     cluster.produce(400)

@@ -80,21 +80,23 @@ def test_job_on_transactional_streams_drains(cluster: Cluster) -> None:
     cluster.start("worker", "w1")
     begin(cluster, producer, COMMITTED)
     producer.commit_transaction(PATIENCE_S)
-    await_condition(cluster.drained, "what was committed is settled", PATIENCE_S)
+    await_condition(cluster.drained, "committed records are settled", PATIENCE_S)
 
     begin(cluster, producer, ABORTED)
     producer.abort_transaction(PATIENCE_S)
-    await_condition(cluster.drained, "what was aborted is claimed", PATIENCE_S)
+    await_condition(cluster.drained, "aborted records are claimed", PATIENCE_S)
 
     begin(cluster, producer, OPEN)
-    await_condition(cluster.drained, "below an open transaction all is settled", PATIENCE_S)
+    await_condition(
+        cluster.drained, "all records below an open transaction are settled", PATIENCE_S
+    )
     before = cluster.audit()
     assert before.trained == len(COMMITTED)
     assert not before.flaws
     producer.commit_transaction(PATIENCE_S)
     await_condition(
         lambda: cluster.audit().trained == len(COMMITTED) + len(OPEN),
-        "it was committed, and is trained",
+        "the committed records are trained",
         PATIENCE_S,
     )
     await_condition(cluster.drained, "all is settled", PATIENCE_S)

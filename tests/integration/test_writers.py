@@ -111,7 +111,7 @@ def world(
         coordinator = EmbeddedService("coordinator", "c1", settings, tmp_path)
         stack.callback(coordinator.kill)
         for client in operators:
-            await_condition(lambda client=client: ready(client), "it is ready", PATIENCE_S)  # type: ignore[misc]
+            await_condition(lambda client=client: ready(client), "the service is ready", PATIENCE_S)  # type: ignore[misc]
         yield World(bootstrap, log, job_store, operators, admins, coordinator)
 
 
@@ -208,7 +208,9 @@ def check_crash(world: World) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = {"batch_size": 100, "reason": "before a crash"}
         answer = pool.submit(world.operators[0].patch, f"/v1/jobs/{NAME}", json=body)
-        await_condition(lambda: world.log.bounds(PLACE).end > end, "it is written", PATIENCE_S)
+        await_condition(
+            lambda: world.log.bounds(PLACE).end > end, "the record is written", PATIENCE_S
+        )
         world.admins[0].kill()
         acknowledged = answer.exception() is None and answer.result().status_code == 200
     body = {"group_size": 100, "reason": "after a crash"}

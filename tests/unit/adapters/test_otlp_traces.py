@@ -148,13 +148,13 @@ def test_unavailable_collector_is_reported_once_and_again_on_recovery(
         for number in range(2):
             before = collector.requests
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
-            until(lambda least=before: collector.requests > least, "it was sent")  # type: ignore[misc]
-        until(lambda: len(errors) == 1, "trouble is told")
+            until(lambda least=before: collector.requests > least, "the span was sent")  # type: ignore[misc]
+        until(lambda: len(errors) == 1, "the failure is reported")
         assert "Bad Request" in errors[0]
         assert collector.url in errors[0]
         collector.status = 200
         tracer.span(traced(tracer, 3), "batch.wait", AT_S, AT_S)
-        until(lambda: len(errors) == 2, "its end is told")
+        until(lambda: len(errors) == 2, "the recovery is reported")
         assert errors[1] == ""
         assert len(collector.spans) == 1
     said = [record for record in caplog.records if record.name.startswith("opentelemetry")]

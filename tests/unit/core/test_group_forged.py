@@ -99,12 +99,12 @@ def await_updates(group: Group, more: int) -> None:
 
 LIFE = 99
 CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
-    "numbers without end": (lambda g: state(g, numbers=2**62), "numbers: its model has more than"),
-    "more numbers than the others": (
+    "too many numbers": (lambda g: state(g, numbers=2**62), "numbers: its model has more than"),
+    "more numbers than the others have": (
         lambda g: state(g, numbers=2**39),
         "that of most workers 10: it runs another version",
     ),
-    "a version above the newest": (
+    "a version above the newest one": (
         lambda g: state(g, made=ModelId(g.bench.epoch, 10**6)),
         "made: it holds version 1000000, the newest one is 1",
     ),
@@ -116,13 +116,13 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         lambda g: state(g, last_trigger=TriggerId(g.bench.epoch + 1, 1)),
         "heard: it names a trigger that the leader has not posted",
     ),
-    "slices that there are not": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
-    "the newest version in the hands of nobody": (lambda g: state(g, made=own(g)), ""),
-    "a report in a member's name, of another process": (
+    "unknown slices": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
+    "the newest version at an unknown member": (lambda g: state(g, made=own(g)), ""),
+    "a report of another process under a member's name": (
         lambda g: state(g, worker=A, made=own(g)),
         "two processes run as a",
     ),
-    "a report in a member's own name": (
+    "an invalid report of a member": (
         lambda g: state(g, worker=A, life=g.of[A].member.life, numbers=2**62),
         "a report in its name was refused: numbers",
     ),
@@ -139,11 +139,11 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         lambda g: broken(attempt_of(g, A)),
         "",
     ),
-    "a version in storage that nobody was asked for": (
+    "a stored version that was not requested": (
         lambda g: Stored(FORGER, g.bench.model, LIFE, own(g)),
         "",
     ),
-    "an old report once more": (
+    "a repeated old report": (
         lambda g: state(
             g, worker=A, life=g.of[A].member.life, last_trigger=TriggerId(g.bench.epoch, 1)
         ),

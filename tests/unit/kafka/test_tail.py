@@ -79,7 +79,7 @@ def test_tail_out_of_range_before_its_first_seek_raises(
         closing(tails.open(PARTITION, known, None)) as opened,
     ):
         while not (found := _fault(opened)):
-            assert time.monotonic() < deadline, "nobody is told"
+            assert time.monotonic() < deadline, "the fault is never reported"
 
     assert isinstance(found, fault)
 

@@ -75,9 +75,9 @@ def test_writer_reports_how_long_no_record_was_accepted() -> None:
     producer.add(writer)
     assert writer.waiting_s == 0.0
     writer.append("t", b"a record")
-    until(lambda: writer.waiting_s > 0.05, "it waits")
+    until(lambda: writer.waiting_s > 0.05, "the record waits")
     client.takes = True
-    until(lambda: writer.waiting_s == 0.0, "it was taken")
+    until(lambda: writer.waiting_s == 0.0, "the record was accepted")
     producer.close()
 
 
@@ -102,7 +102,7 @@ def test_producer_waits_inside_the_client_after_each_report() -> None:
             polls = client.polls
             return sum(poll.reported for poll in polls) == count and not polls[-1].reported
 
-        until(looked_for_more, "it looks for another report")
+        until(looked_for_more, "the producer polls for another report")
     producer.close()
     for before, after in pairwise(client.polls):
         if before.reported:
