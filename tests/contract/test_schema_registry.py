@@ -60,7 +60,7 @@ def ever_more(path: str, send: Send, ending: threading.Event) -> None:
 OF_A_REGISTRY: dict[str, Answer] = {
     **ODD,
     "a reference that is null": referring(None),
-    "references that are a text": said({**GOOD, "references": "a"}),
+    "references that are a string": said({**GOOD, "references": "a"}),
     "a reference without a version": referring({"name": "a", "subject": "a", "version": None}),
     "a loop of references": referring(LOOP),
     "ever deeper references": ever_deeper,

@@ -60,7 +60,7 @@ def admin(settings: Settings) -> Iterator[redis.Redis]:
         yield client
 
 
-def goes_on(cluster: Cluster, what: str) -> None:
+def assert_updates_continue(cluster: Cluster, what: str) -> None:
     version = cluster.version()
     cluster.produce(RECORDS_OF_A_CASE)
     await_condition(
@@ -165,7 +165,7 @@ def test_group_ignores_forged_reports_and_logs_the_reason(make: Make, admin: red
     cluster = make("forged-group", records, GROUP, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "the start")
+    assert_updates_continue(cluster, "the start")
     for case, (forge, reason) in REPORTS.items():
 
         def is_reported(
@@ -181,7 +181,7 @@ def test_group_ignores_forged_reports_and_logs_the_reason(make: Make, admin: red
         digest = cluster.board.heartbeats()[WorkerId("w1")].digest
         cluster.board.beat(FORGER, "alive", 600.0, digest)
         await_condition(is_reported, f"{case}: the log says why")
-        goes_on(cluster, case)
+        assert_updates_continue(cluster, case)
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
 
@@ -198,7 +198,7 @@ def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
     cluster = make(f"forged-hot-{mode}", records, options, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "the start")
+    assert_updates_continue(cluster, "the start")
     await_condition(cluster.drained, "everything is settled")
     cluster.kill("c1")
     own = from_bytes(cluster.board.snapshots()[0])
@@ -212,7 +212,7 @@ def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
         admin.sadd(f"doll:{{{cluster.job}}}:snapshots", epoch)
     cluster.start("coordinator", "c2")
 
-    goes_on(cluster, "a forged hot snapshot")
+    assert_updates_continue(cluster, "a forged hot snapshot")
     assert cluster.wanted() == "running"
     await_condition(lambda: "hot_snapshot_forged" in cluster.said("c2"), "the log gives the reason")
     cluster.produce(RECORDS_OF_A_CASE)
@@ -228,7 +228,7 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
     cluster = make("double", records, GROUP, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "the start")
+    assert_updates_continue(cluster, "the start")
     double = cluster.start_double("w1")
 
     def status_says() -> str:
@@ -250,11 +250,11 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
     )
     first = member(newest(cluster), "w1")
     for _ in range(2):
-        goes_on(cluster, "a second process of a name")
+        assert_updates_continue(cluster, "a second process of a name")
         assert first in members()
 
     cluster.kill("w1")
-    goes_on(cluster, "the first process of a name is killed")
+    assert_updates_continue(cluster, "the first process of a name is killed")
 
     def lives() -> set[int]:
         return {each.life for each in members() if each.worker == "w1"}
@@ -262,7 +262,7 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
     await_condition(
         lambda: lives() != set() and first.life not in lives(), "the other process is a member"
     )
-    goes_on(cluster, "the other process of a name is a member")
+    assert_updates_continue(cluster, "the other process of a name is a member")
     await_condition(lambda: status_says() == "", "the status no longer reports it")
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
@@ -276,11 +276,11 @@ def test_two_processes_of_one_name_count_each_record_once_in_board_mode(
     cluster = make("double-board", records, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "the start")
+    assert_updates_continue(cluster, "the start")
     double = cluster.start_double("w1")
     await_condition(lambda: "worker_joins" in cluster.said(double), "the second process joins")
-    goes_on(cluster, "a second process of a name")
+    assert_updates_continue(cluster, "a second process of a name")
     cluster.kill("w1")
-    goes_on(cluster, "the first process of a name is killed")
+    assert_updates_continue(cluster, "the first process of a name is killed")
     cluster.produce(RECORDS_OF_A_CASE)
     assert_each_record_counts_once(cluster, records)

@@ -64,7 +64,7 @@ def train_some(cluster: Cluster) -> None:
     await_condition(lambda: cluster.version() >= begun + UPDATES, f"{UPDATES} updates")
 
 
-def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
+def resume_until_trained(cluster: Cluster, records: int) -> None:
     """Run the command that a held job's reason names, repeatedly, until all records are trained."""
 
     def trained() -> bool:
@@ -132,6 +132,6 @@ def test_job_whose_topics_lost_their_tails_is_held_and_resumes_after_the_loss(
         assert innocent.wanted() == "running"
 
         cluster.produce(PRODUCED)
-        goes_on_as_its_reason_says(cluster, 3 * PRODUCED * number)
+        resume_until_trained(cluster, 3 * PRODUCED * number)
         assert_each_record_counts_once(cluster, 3 * PRODUCED * number)
     assert cluster.ended() == innocent.ended() == []

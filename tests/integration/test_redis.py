@@ -54,7 +54,7 @@ def started(make: Make, name: str, records: int) -> Cluster:
     return cluster
 
 
-def goes_on(cluster: Cluster, what: str) -> None:
+def assert_updates_continue(cluster: Cluster, what: str) -> None:
     """Produce more records, and wait until they are trained."""
     version = cluster.version()
     cluster.produce(500)
@@ -83,7 +83,7 @@ def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Red
             f"both workers report a server that is {what}",
         )
         end()
-        goes_on(cluster, what)
+        assert_updates_continue(cluster, what)
         await_condition(
             lambda: logged("redis_recovered") == [number, number],
             f"both workers report that it is no longer {what}",
@@ -96,13 +96,13 @@ def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Red
         "out of memory",
     )
     admin.flushall()
-    goes_on(cluster, "emptied")
+    assert_updates_continue(cluster, "emptied")
     admin.config_set("maxmemory-policy", "allkeys-lru")
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 100_000)
-    goes_on(cluster, "evicting")
+    assert_updates_continue(cluster, "evicting")
     admin.config_set("maxmemory", "0")
     admin.config_set("maxmemory-policy", "noeviction")
-    goes_on(cluster, "no longer evicting")
+    assert_updates_continue(cluster, "no longer evicting")
     assert_each_record_counts_once(cluster, 3500)
 
 
@@ -111,7 +111,7 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
     keys = f"doll:{{{cluster.job}}}:"
 
     admin.xadd(keys + "triggers", {"x": b""}, f"{HIGHEST}-{HIGHEST}")
-    goes_on(cluster, "the highest id of all")
+    assert_updates_continue(cluster, "the highest id of all")
 
     leader_status = cluster.leader_status()
     assert leader_status is not None
@@ -120,7 +120,7 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
     admin.delete(keys + "triggers", f"{keys}triggers:{leader_status.triggers}")
     for stream in ("triggers", f"triggers:{leader_status.triggers}"):
         admin.xadd(keys + stream, {"trigger": wire.encode_trigger(trigger)}, f"{epoch}-1")
-    goes_on(cluster, "a trigger of an epoch without a leader")
+    assert_updates_continue(cluster, "a trigger of an epoch without a leader")
 
     far = dict.fromkeys(leader_status.claimed, 2**40)
     forged = [
@@ -131,10 +131,10 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
     while time.monotonic() < until:
         for each in forged:
             admin.set(keys + "leader-status", wire.encode_leader_status(each))
-    goes_on(cluster, "forged leader statuses")
+    assert_updates_continue(cluster, "forged leader statuses")
 
     admin.set(keys + "lease", "somebody who never gives it back")
-    goes_on(cluster, "a lease that does not expire")
+    assert_updates_continue(cluster, "a lease that does not expire")
     assert_each_record_counts_once(cluster, 3000)
 
 

@@ -513,10 +513,10 @@ def test_command_without_a_right_names_it(
     with guarded.without(right):
         await_condition(is_named, f"{right} is named")
 
-    def goes_on() -> bool:
+    def is_replayed() -> bool:
         return guarded.doll("dlq", "replay", "clinic-a", "--all").exit_code == 0
 
-    await_condition(goes_on, "the right is in force again", RETURN_S)
+    await_condition(is_replayed, "the right is in force again", RETURN_S)
 
 
 def test_ten_thousand_wrong_values_share_one_reason_and_stay_in_dead_letters(

@@ -38,7 +38,7 @@ from tests.integration.test_lost_records import (
     GRADIENT_S,
     PRODUCED,
     assert_each_record_counts_once,
-    goes_on_as_its_reason_says,
+    resume_until_trained,
     train_some,
 )
 from tests.kafka_nodes import FurtherBroker
@@ -207,6 +207,6 @@ def test_job_resumes_after_unclean_election_lost_records_of_its_topics(
     assert cluster.record().held
     assert "lost" in cluster.record().reason
     cluster.produce(PRODUCED)
-    goes_on_as_its_reason_says(cluster, RECORDS)
+    resume_until_trained(cluster, RECORDS)
     assert_each_record_counts_once(cluster, RECORDS)
     assert cluster.ended() == []

@@ -120,13 +120,13 @@ class Group:
 
     def settle(self) -> None:
         """Deliver all messages until none are left; collectives wait."""
-        while triggers := self.unheard():
+        while triggers := self.new_triggers():
             for trigger in triggers:
                 for process in (*self.of.values(), *self.others):
                     self.carry_out(process, process.replica.receive(trigger))
                     self._compute(process, trigger)
 
-    def unheard(self) -> list[UpdateTrigger]:
+    def new_triggers(self) -> list[UpdateTrigger]:
         """Return the triggers that no member has received."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.read_triggers = triggers[self.read_triggers :], len(triggers)
@@ -1005,7 +1005,7 @@ def test_member_without_order_to_store_a_version_reports_it_and_another_is_store
     group.finish(A, B, C)
     group.bench.read_updates()
     # B learns what is in force, but gets no order to store it.
-    for trigger in group.unheard():
+    for trigger in group.new_triggers():
         for process in group.of.values():
             orders = trigger.group
             assert orders is not UNSET

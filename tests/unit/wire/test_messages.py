@@ -580,12 +580,12 @@ NONSENSE = {
         BatchReady(WorkerId("w"), (SPAN,), 11),
         "at most what its spans hold",
     ),
-    "a skipped record elsewhere": (
+    "a skipped record outside the spans": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
         "inside the batch's own spans",
     ),
-    "skipped records that go on elsewhere": (
+    "skipped records that continue outside the spans": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (1, 1)),)),
         "inside the batch's own spans",
@@ -605,19 +605,19 @@ NONSENSE = {
         BatchReady(WorkerId("\ud800"), (SPAN,), 1),
         "not Unicode",
     ),
-    "an endless arrival": (
+    "an infinite arrival time": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (), float("inf")),
         "first_arrival_s",
     ),
     "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
-    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
+    "a base version without a leader": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
     "a loss that is not a number": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
         "`float`, got `null` - at `$.loss`",
     ),
-    "a metric of more samples than there are": (
+    "a metric of more samples than the update has": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": 0.5}, measured={"accuracy": 11}),
         "measured['accuracy'] is 11, expected at most 10 samples",
@@ -627,33 +627,37 @@ NONSENSE = {
         UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
         "each batch once",
     ),
-    "scores of others": (
+    "scores of more records than the batch has": (
         "reply",
         Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, vector=VECTOR, scores=(1,) * 128),
         "expected 128 counts of 10 records in all",
     ),
-    "an update of weights that came later": (
+    "an update whose base is not below it": (
         "audit",
         with_(UPDATE, base=1),
         "UpdateApplied.base is 1, expected a version before it",
     ),
-    "parts that are not all": ("audit", with_(UPDATE, parts=(2,)), "UpdateApplied.parts"),
-    "a trigger that awaits what comes later": (
+    "parts that do not cover all batches": (
+        "audit",
+        with_(UPDATE, parts=(2,)),
+        "UpdateApplied.parts",
+    ),
+    "a trigger that awaits a later version": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), awaits=1),
         "UpdateTrigger.awaits is 1, expected at most 0",
     ),
-    "changes of nothing": (
+    "changes without a base": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), changes=b""),
         "since and changes come together",
     ),
-    "changes of what comes later": (
+    "changes whose base is not older": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), since=MODEL, changes=b""),
         "UpdateTrigger.since",
     ),
-    "an oldest unsettled batch above what is decided": (
+    "an oldest unsettled batch above the decided claims": (
         "leader status",
         LeaderStatus(3, 5, {}, 6, 0, 0, {}),
         "LeaderStatus.oldest_unsettled",
@@ -663,7 +667,7 @@ NONSENSE = {
         UpdateTrigger(TriggerId(3, 0), MODEL, ()),
         "UpdateTrigger.id",
     ),
-    "weights of half a number": (
+    "weights that end within a number": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), b"abc"),
         "UpdateTrigger.weights",
