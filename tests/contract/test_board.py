@@ -523,7 +523,7 @@ def test_complete_snapshot_of_a_member_is_found_with_weights(board: LeaderBoard)
 # --- lost data -----------------------------------------------------------------------------------
 
 
-def say_everything(board: LeaderBoard) -> None:
+def write_everything(board: LeaderBoard) -> None:
     board.put_model(MODEL, b"weights.")
     board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
@@ -546,7 +546,7 @@ def read_everything(board: LeaderBoard) -> tuple[object, ...]:
     )
 
 
-SILENCE: tuple[object, ...] = (None, None, [], {}, None, {}, [])
+NOTHING: tuple[object, ...] = (None, None, [], {}, None, {}, [])
 EVERYTHING = (
     b"weights.",
     (MODEL, b"offered."),
@@ -559,23 +559,23 @@ EVERYTHING = (
 
 
 def test_wiped_board_is_empty_and_usable(board: LeaderBoard) -> None:
-    say_everything(board)
+    write_everything(board)
     board.wipe()
-    assert read_everything(board) == SILENCE
+    assert read_everything(board) == NOTHING
     assert board.hold_lease("two", LONG_S)
     board.wipe()
-    say_everything(board)
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 
 def test_wipe_leaves_other_jobs_unchanged(embedded_redis: EmbeddedRedis) -> None:
     others = [RedisLeaderBoard(embedded_redis.url, job) for job in ("a", "abc", "a*c", "[abc]")]
     for other in others:
-        say_everything(other)
+        write_everything(other)
     RedisLeaderBoard(embedded_redis.url, "a*").wipe()
     RedisLeaderBoard(embedded_redis.url, "a*c").wipe()
     found = [read_everything(other) for other in others]
-    assert found == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
+    assert found == [EVERYTHING, EVERYTHING, NOTHING, EVERYTHING]
 
 
 def test_trigger_ids_continue_after_wipe(board: LeaderBoard) -> None:
@@ -597,14 +597,14 @@ def test_waiting_reader_receives_trigger_posted_after_wipe(server: Server) -> No
 
 def test_killed_server_is_unavailable_until_restarted(server: Server) -> None:
     board = server.board()
-    say_everything(board)
+    write_everything(board)
     server.kill()
-    for call in (say_everything, read_everything):
+    for call in (write_everything, read_everything):
         with pytest.raises(UnavailableError):
             call(board)
     server.restart()
-    assert read_everything(board) == SILENCE
-    say_everything(board)
+    assert read_everything(board) == NOTHING
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 
@@ -629,7 +629,7 @@ def test_garbage_is_skipped_and_logged(
     server: Server, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = server.board()
-    say_everything(board)
+    write_everything(board)
     server.litter(garbage)
     assert read_everything(board) == (
         b"weights.",
@@ -753,14 +753,14 @@ def test_keys_of_wrong_type_are_treated_as_garbage(
     embedded_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = RedisLeaderBoard(embedded_redis.url, "types")
-    say_everything(board)
+    write_everything(board)
     with redis.Redis.from_url(embedded_redis.url) as client:
         for key in list(client.scan_iter("doll:{types}:*")):
             client.delete(key)
             client.hset(key, "field", "value")
-    assert read_everything(board) == SILENCE
+    assert read_everything(board) == NOTHING
     assert "kind=type" in caplog.text
-    say_everything(board)
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 

@@ -46,7 +46,7 @@ def broken(answers: Answers) -> dict[str, list[str]]:
     return found
 
 
-def once_used(together: Together, name: str, forming: Answers) -> Answers:
+def answers_or_first_calls(together: Together, name: str, forming: Answers) -> Answers:
     """Return answers of the forming, or of the first call for members that did form the group."""
     formed = [member for member, answer in forming.items() if answer.exception(LONG_S) is None]
     return forming | together.begin("all_reduce", name, dict.fromkeys(formed, ([1.0] * 1000,)))
@@ -185,7 +185,7 @@ def test_forming_with_member_that_freezes_times_out(
     _, going_on = wait(forming.values(), 3 * SHORT_S)  # gloo itself may take five
 
     assert not going_on
-    assert broken(once_used(together, name, forming)) == {"m0": [], "m1": []}
+    assert broken(answers_or_first_calls(together, name, forming)) == {"m0": [], "m1": []}
 
 
 def test_forming_can_be_aborted_before_and_after_it_begins(together: Together, name: str) -> None:
@@ -219,7 +219,7 @@ def test_members_that_cannot_reach_each_other_report_each_other(
 
     middle = {"m1": forming.pop("m1")}
     assert broken(forming) == {"m0": ["m2"], "m2": ["m0"]}
-    assert broken(once_used(together, name, middle)) == {"m1": []}
+    assert broken(answers_or_first_calls(together, name, middle)) == {"m1": []}
 
 
 def test_group_name_cannot_be_used_twice(together: Together, name: str) -> None:

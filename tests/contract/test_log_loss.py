@@ -99,7 +99,7 @@ def next_of(member: StreamReader, known: LogPosition) -> Fetched | LogTruncated:
                 member.place(dict.fromkeys(event.partitions, known))
 
 
-def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
+def read_recreated(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
     """Read all records of a recreated topic with a tail and with a member."""
     known = LogPosition(0, rig.log.describe([partition.topic])[partition.topic].topic_id)
     with closing(rig.log.tail(partition, known)) as tail:
@@ -324,7 +324,7 @@ def test_readers_report_recreated_topic_and_read_the_new_one(
         assert next_of(member, known) == LogTruncated(partition, 0, recreated=True)
         with closing(owned_rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (RecreatedError, 0, [])
-        read_anew(owned_rig, member, partition, count)
+        read_recreated(owned_rig, member, partition, count)
 
         def span_is_read() -> bool:
             try:

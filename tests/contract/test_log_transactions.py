@@ -25,11 +25,11 @@ def read(rig: Rig, topic: str, count: int) -> list[LogRecord]:
     """Return all records of a topic once it has this many."""
     found: list[LogRecord] = []
 
-    def so() -> bool:
+    def is_complete() -> bool:
         found[:] = everything(rig.log, Partition(topic, 0))
         return len(found) >= count
 
-    eventually(so)
+    eventually(is_complete)
     return found
 
 

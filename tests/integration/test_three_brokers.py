@@ -81,13 +81,13 @@ class Brokers(NamedTuple):
     def await_leader_status(self, leader: int, has_all: list[int]) -> None:
         """Wait until a broker leads the job's own topics, and these brokers are in sync."""
 
-        def so() -> bool:
+        def leads_in_sync() -> bool:
             try:
                 return all(self.stands(topic) == (leader, has_all) for topic in OWN)
             except KafkaException:  # nobody can tell for a moment
                 return False
 
-        await_condition(so, f"broker {leader} leads, and {has_all} have all")
+        await_condition(leads_in_sync, f"broker {leader} leads, and {has_all} have all")
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ class Fleet:
             due = self.bench.machine.due()
             if not self._events or due <= self._events[0][0]:
                 self.bench.now = max(due, self.bench.now)
-                self._heed(self.bench.tick(self.bench.now))
+                self._carry_out(self.bench.tick(self.bench.now))
             else:
                 self.bench.now, _, action = heapq.heappop(self._events)
                 action()
@@ -84,9 +84,9 @@ class Fleet:
             for worker in self.workers:
                 if self._waiting[worker] < 16:
                     self._waiting[worker] += 1
-                    self._heed(self.bench.announce(worker))
+                    self._carry_out(self.bench.announce(worker))
 
-    def _heed(self, said: tuple[CoordinatorCommand, ...]) -> None:
+    def _carry_out(self, said: tuple[CoordinatorCommand, ...]) -> None:
         for apply in of_kind(said, do.Apply):
             self.batches += len(apply.update.batches)
             self.stalest = max(self.stalest, apply.update.staleness)
@@ -119,7 +119,7 @@ class Fleet:
         def answer() -> None:
             self._orders[worker].done()
             self._idle[worker] = self.bench.now
-            self._heed(self.bench.feed(events.RepliesRead((reply,))))
+            self._carry_out(self.bench.feed(events.RepliesRead((reply,))))
 
         at = self.bench.now + took_s + foreign * READ_BACK_S
         heapq.heappush(self._events, (at, next(self._numbers), answer))

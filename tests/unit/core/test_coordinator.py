@@ -125,10 +125,10 @@ def test_leader_that_loses_its_lease_steps_down() -> None:
     assert bench.feed(NOT_HELD) == ()
 
 
-def look(bench: Bench, times: int) -> list[do.StepDown]:
+def poll_streams(bench: Bench, times: int) -> list[do.StepDown]:
     """Let Kafka answer a leader's polls of the streams; return its resignations."""
-    looks = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
-    return [each for said in looks for each in of_kind(said, do.StepDown)]
+    answers = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
+    return [each for said in answers for each in of_kind(said, do.StepDown)]
 
 
 @pytest.mark.parametrize("operator", [False, True])
@@ -142,8 +142,8 @@ def test_leader_whose_last_record_was_lost_steps_down(*, operator: bool) -> None
     bench.updates.pop()
     bench.updates += [Requeued(batch(7), "ada", 1.0)] * operator
     bench.read_updates()
-    assert look(bench, LOOKS - 1) == []
-    assert look(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
+    assert poll_streams(bench, LOOKS - 1) == []
+    assert poll_streams(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
     bench.lead()
     bench.see(A, B)
     bench.read_control()
@@ -158,9 +158,9 @@ def test_records_read_back_late_depose_nobody() -> None:
     for version in range(1, 4):
         bench.announce(A, B)
         bench.compute()
-        assert look(bench, LOOKS - 1) == []
+        assert poll_streams(bench, LOOKS - 1) == []
         bench.read_updates()
-        assert look(bench, 2 * LOOKS) == []  # nothing is awaited
+        assert poll_streams(bench, 2 * LOOKS) == []  # nothing is awaited
         assert bench.model.version == version
 
 
@@ -332,9 +332,9 @@ def test_leader_without_workers_wakes_only_to_renew_its_lease() -> None:
 
     assert len(said) == pytest.approx(30, abs=1)
     assert all(of_kind(each, do.AskLease) for each in said)
-    looks = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
+    polls = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
     leader_statuses = sum(len(of_kind(each, do.PutLeaderStatus)) for each in said)
-    assert looks == leader_statuses == pytest.approx(15, abs=1)  # the renewal after idle_s
+    assert polls == leader_statuses == pytest.approx(15, abs=1)  # the renewal after idle_s
 
 
 def test_first_worker_or_claim_restores_the_fast_pace() -> None:

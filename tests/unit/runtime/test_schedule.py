@@ -144,7 +144,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
         del self.due[job], self.owed[job]
 
     @invariant()
-    def nobody_waits_longer_than_is_said(self) -> None:
+    def due_time_is_not_after_any_waiting_job(self) -> None:
         waiting = [
             due
             for job, due in self.due.items()

@@ -156,7 +156,7 @@ def test_service_waits_during_a_kafka_outage(capsys: pytest.CaptureFixture[str])
             return await_end(0.0)
 
         process.stopping.wait = wait  # type: ignore[method-assign]  # time is an argument
-        follow_jobs(away, ProcessMetrics("evaluator"), untold, lambda _record, _new: True)
+        follow_jobs(away, ProcessMetrics("evaluator"), no_actors, lambda _record, _new: True)
 
     waits = list[float | None]()
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -167,7 +167,7 @@ def test_service_waits_during_a_kafka_outage(capsys: pytest.CaptureFixture[str])
 GONE = "embedded:/nonexistent/kafka.sock"
 
 
-def untold(_opened: OpenedKafka) -> MakePart:
+def no_actors(_opened: OpenedKafka) -> MakePart:
     raise AssertionError("nothing is open")
 
 
