@@ -171,7 +171,7 @@ def test_small_model_travels_inside_its_trigger(board: LeaderBoard) -> None:
     assert board.triggers(TriggerId(0, 0), 0) == [posted]
 
 
-def test_trigger_read_without_trigger_times_out_empty(board: LeaderBoard) -> None:
+def test_waiting_for_triggers_times_out_empty(board: LeaderBoard) -> None:
     assert board.triggers(TriggerId(0, 0), 0) == []
     assert board.triggers(TriggerId(0, 0), 0.0001) == []
     assert board.triggers(TriggerId(0, 0), 0.02) == []
@@ -227,7 +227,7 @@ def test_each_replica_has_its_own_replies(board: LeaderBoard, boards: LeaderBoar
     assert [reply for _, reply in boards.replies("c1").pop(10, LONG_S)] == [failure(1)]
 
 
-def test_pop_without_replies_times_out_empty(replies: Replies) -> None:
+def test_waiting_for_replies_times_out_empty(replies: Replies) -> None:
     assert replies.pop(10, 0) == []
     assert replies.pop(10, 0.0001) == []
     assert replies.pop(1, 0.02) == []
@@ -738,7 +738,9 @@ def test_worker_that_lost_its_connection_returns_with_next_heartbeat(
     eventually(back)
 
 
-def test_heartbeat_alone_counts_if_channels_are_forbidden(embedded_redis: EmbeddedRedis) -> None:
+def test_liveness_uses_heartbeats_alone_if_channels_are_forbidden(
+    embedded_redis: EmbeddedRedis,
+) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.execute_command(
             "ACL", "SETUSER", "narrow", "on", ">pass", "~*", "+@all", "resetchannels"

@@ -132,7 +132,7 @@ def test_death_during_a_call_is_reported_and_survivors_form_a_new_group(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_with_frozen_member_times_out_and_blames_nobody(
+def test_call_with_frozen_member_times_out_and_blames_no_member(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     together.form(name, ALL, SHORT_S)

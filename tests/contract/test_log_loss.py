@@ -130,7 +130,7 @@ def test_describe_returns_ids_of_existing_topics(rig: Rig, fresh: str) -> None:
     assert rig.log.agrees({}) == {}
 
 
-def test_records_have_same_leader_epochs_in_every_reader(rig: Rig, fresh: str) -> None:
+def test_records_have_the_same_leader_epochs_in_every_reader(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     with closing(rig.log.tail(partition, 0)) as tail:
         epochs = [record.epoch for record in next_records(tail, 10)]
@@ -145,7 +145,7 @@ def test_records_have_same_leader_epochs_in_every_reader(rig: Rig, fresh: str) -
 
 
 @on_kafka
-def test_end_position_before_a_cut_disagrees_afterwards(rig: Rig, fresh: str) -> None:
+def test_end_position_from_before_a_cut_disagrees(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     before = rig.log.end_positions([partition, Partition(fresh, 7)])
     assert before == {partition: known}

@@ -42,7 +42,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield Machine(server, Ec2Notices(InstanceMetadata(server.endpoint, PATIENCE_S)))
 
 
-def test_machine_has_no_notice_at_first(machine: Machine) -> None:
+def test_new_machine_has_no_notice(machine: Machine) -> None:
     assert machine.notices.look() is None
 
 

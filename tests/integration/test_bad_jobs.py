@@ -199,7 +199,7 @@ def world(
         cluster.close()
 
 
-def test_innocent_job_drains(world: World) -> None:
+def test_job_beside_bad_jobs_drains(world: World) -> None:
     cluster = world.cluster
     await_condition(cluster.drained, "everything is settled", patience_s=60.0)
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
@@ -255,6 +255,6 @@ def test_update_of_batches_with_thousands_of_bad_records_is_written(world: World
     assert job.unlearned(audit, GROUP) == []
 
 
-def test_no_process_has_ended(world: World) -> None:
+def test_bad_jobs_end_no_process(world: World) -> None:
     assert world.cluster.ended() == []
     assert not world.record("innocent").held

@@ -56,7 +56,7 @@ def test_chaos_uses_every_record_exactly_once(
 @pytest.mark.redis
 @pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.usefixtures("apache_kafka", "system_redis")
-def test_job_never_restarts_from_zero_if_object_storage_lies(tmp_path: Path) -> None:
+def test_job_never_restarts_at_version_0_if_object_storage_lies(tmp_path: Path) -> None:
     found, said = chaos(tmp_path, 1, 3, "--lies", "--only", "store lies", "worker killed")
 
     assert [each for each in found["failures"] if each not in found["slow"]] == [], said

@@ -88,7 +88,7 @@ def test_two_forks_draw_different_random_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_exit_code_of_fork_is_known(code: int, tmp_path: Path) -> None:
+def test_fork_reports_its_exit_code(code: int, tmp_path: Path) -> None:
     child = forked(tmp_path / "log", str(code))
     await_condition(lambda: not child.running(), "it has ended", PATIENCE_S)
     assert child.exit_code == code

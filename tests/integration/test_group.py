@@ -235,7 +235,7 @@ def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:
     return [lead.slices for _, lead in records if isinstance(lead, Lead)][-1] == slices
 
 
-def test_switching_between_board_and_group_takes_nothing_back(make: Make) -> None:
+def test_switching_between_board_and_group_takes_no_update_back(make: Make) -> None:
     # held by   the coordinator │ members │ owners of slices │ members │ the coordinator
     cluster = started(make, "switched", 6000, "c1", "w1", "w2", "w3", group="", produced=1200)
     await_condition(lambda: cluster.version() >= 5, "five updates")
@@ -252,7 +252,7 @@ def test_switching_between_board_and_group_takes_nothing_back(make: Make) -> Non
     assert cluster.audit().taken_back == 0
 
 
-def test_leader_killed_during_switch_of_weight_holders_loses_nothing(make: Make) -> None:
+def test_leader_killed_during_switch_of_weight_holders_loses_no_record(make: Make) -> None:
     # c1   leads ██ told ██ killed
     # c2                    ░░ leads, and has it done ██
     cluster = started(make, "switch-killed", 3600, "c1", "w1", "w2", group="", produced=1200)
@@ -281,7 +281,7 @@ def test_members_keep_their_weights_after_a_forged_trigger(make: Make) -> None:
     assert cluster.audit().taken_back == 0
 
 
-def test_dying_owner_of_backed_up_slices_takes_nothing_back(make: Make) -> None:
+def test_dead_owner_of_replicated_slices_loses_no_update(make: Make) -> None:
     # Two of the four own all slices, each of them all: one dies, then others, one by one.
     cluster = started(make, "slices", 3000, "c1", "w1", "w2", "w3", "w4", group=SLICES % 2)
     await_condition(lambda: cluster.version() >= 10, "ten updates")

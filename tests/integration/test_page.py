@@ -817,7 +817,7 @@ def test_model_can_be_downloaded(site: Site) -> None:
 
 
 @SEEN
-def test_viewer_is_offered_no_change(site: Site) -> None:
+def test_viewer_sees_no_buttons_for_changes(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.get_by_role("link", name="newest")).to_be_visible()
     for name in ("Pause", "Change", "Stop", "Delete"):

@@ -388,7 +388,7 @@ def test_services_that_may_not_create_the_jobs_topic_wait_until_they_may(
         await_condition(is_over, f"{service} continues", RETURN_S)
 
 
-def test_services_need_only_the_rights_of_their_rows(guarded: Guarded) -> None:
+def test_services_need_only_the_documented_rights(guarded: Guarded) -> None:
     begun = {name: len(guarded.said(name)) for name in SERVICES}
     guarded.produce(200, bad=3, poison=8)
     await_condition(guarded.settled, "all is trained or quarantined")

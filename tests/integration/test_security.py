@@ -200,7 +200,7 @@ def test_documented_rights_are_enough_for_a_roster(safe_redis: SafeRedis) -> Non
 
 
 @pytest.mark.redis
-def test_documented_rights_end_at_our_keys(safe_redis: SafeRedis) -> None:
+def test_documented_rights_cover_only_our_keys(safe_redis: SafeRedis) -> None:
     settings = read_settings(safe_redis.environ)
     with redis.Redis.from_url(
         settings.redis,

@@ -61,7 +61,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.nightly
-def test_killed_leaders_fail_no_request_and_take_no_answer_back(
+def test_serving_fails_no_request_while_leaders_are_killed(
     tmp_path: Path,
 ) -> None:
     found = tmp_path / "serving.json"

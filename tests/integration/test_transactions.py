@@ -153,7 +153,7 @@ def await_commits(cluster: Cluster) -> None:
     )
 
 
-def test_transactions_in_our_own_topics_delay_nobody(cluster: Cluster) -> None:
+def test_transactions_in_our_own_topics_do_not_delay_readers(cluster: Cluster) -> None:
     """Transactions as an exactly-once mirror writes them: first a committed one, then an open one.
 
     jobs             │ marker            │ open │ aborted

@@ -72,13 +72,13 @@ def test_provisioner_without_faults_takes_charge_once() -> None:
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 
-def test_seed_always_gives_the_same_story() -> None:
+def test_seed_determines_the_story() -> None:
     for seed in (3, 14):
         assert World(seed).run().log == World(seed).run().log
 
 
 @pytest.mark.parametrize("mutant", cases(PROVISIONING_MUTANTS))
-def test_provisioning_world_fails_without_each_rule(mutant: Mutant, tmp_path: Path) -> None:
+def test_provisioning_world_fails_if_a_rule_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common", tmp_path / "common")
     (tmp_path / "tests").mkdir()
     for file in ("__init__.py", "counting_policy.py", "memory_fleet.py"):

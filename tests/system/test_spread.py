@@ -105,7 +105,9 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
-def test_some_test_fails_without_each_rule_of_the_plan(mutant: Mutant, tmp_path: Path) -> None:
+def test_placement_tests_fail_if_a_rule_of_the_plan_is_removed(
+    mutant: Mutant, tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "common/core", tmp_path / "common/core")
     for path in TESTS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def test_service_that_refuses_every_token_is_asked_twice(
     ("status", "passing"),
     [(400, False), (403, False), (301, False), (404, False), (429, True), (500, True), (503, True)],
 )
-def test_missing_token_is_an_error_by_status(
+def test_failed_token_request_is_refused_or_unavailable_by_status(
     server: MetadataServer, notices: Ec2Notices, status: int, *, passing: bool
 ) -> None:
     server.answer(TOKEN, b"no", status)
@@ -196,7 +196,7 @@ def test_metadata_service_without_http_is_unavailable(
         ),
     )
 )
-def test_any_answer_is_no_notice_or_a_known_error(
+def test_any_answer_gives_no_notice_or_a_known_error(
     server: MetadataServer, notices: Ec2Notices, raw: bytes
 ) -> None:
     server.say(raw)

@@ -147,7 +147,7 @@ def test_batch_taken_back_may_be_used_again() -> None:
     assert (found.trained, found.flaws) == (SAMPLES, ())
 
 
-def test_unsettled_tail_is_no_flaw() -> None:
+def test_unsettled_tail_is_not_a_flaw() -> None:
     found = audit_of(claims(3), LEAD, update(1, batch(0)))
     assert (found.unsettled, found.settled[P], found.flaws) == (2 * SAMPLES, 10, ())
 

@@ -422,7 +422,7 @@ def test_resize_below_one_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), max_size=20), st.integers(1, 6))
-def test_every_record_is_in_one_batch_if_batch_size_changes(
+def test_every_record_is_in_one_batch_when_batch_size_changes(
     steps: list[tuple[int, int]], first: int
 ) -> None:
     batcher, position, allowed = placed(first), 0, first

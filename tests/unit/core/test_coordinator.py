@@ -151,7 +151,7 @@ def test_leader_whose_last_record_was_lost_steps_down(*, operator: bool) -> None
     assert effective(bench.updates) == (GENESIS, bench.model)
 
 
-def test_records_read_back_late_depose_nobody() -> None:
+def test_records_read_back_late_do_not_depose_the_leader() -> None:
     bench = Bench()
     bench.lead()
     bench.see(A, B)

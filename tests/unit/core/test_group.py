@@ -330,7 +330,7 @@ def test_successor_takes_the_model_digest_from_the_snapshot() -> None:
     assert later.leader_status.live == 0
 
 
-def test_members_know_addresses_and_who_copies_from_them() -> None:
+def test_members_learn_the_addresses_and_copies_of_each_other() -> None:
     group = begun(A, B)
     [copied] = [each for process in group.of.values() for each in process.offered]
     last = of_kind(group.bench.said, do.PostTrigger)[-1].trigger.group
@@ -391,7 +391,7 @@ def test_late_report_on_an_ended_attempt_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_leader_checks_heartbeats_once_a_member_is_unreachable(named: bool) -> None:  # noqa: FBT001 -- both ways
+def test_leader_checks_heartbeats_as_soon_as_a_member_is_unreachable(named: bool) -> None:  # noqa: FBT001 -- both ways
     group = begun(A, B, C)
     group.kill(C)
     process = group.of[A]
@@ -1127,7 +1127,7 @@ def test_older_report_does_not_replace_a_newer_one() -> None:
     assert reports.whole([A], MADE, 0) == {Member(A, 1)}
 
 
-def test_report_from_before_an_update_says_nothing_about_it() -> None:
+def test_report_from_before_an_update_is_not_used_for_it() -> None:
     reports = StateReports()
     reports.commit([Member(A, 1)], MADE, Membership(1).owned)
     reports.receive(said(4, None))

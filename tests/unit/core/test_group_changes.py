@@ -120,7 +120,7 @@ def test_handover_reverted_before_it_is_stored_changes_nothing() -> None:
     assert not of_kind(bench.said, do.StepDown)
 
 
-def test_handover_needs_the_newest_version_stored() -> None:
+def test_handover_needs_the_newest_version_in_storage() -> None:
     bench = led()
     bench.feed(events.SettingsChanged(MEMBERS))
     bench.feed(events.StateStored(GENESIS))
@@ -155,7 +155,7 @@ def test_change_of_slices_needs_no_new_lead() -> None:
         (MEMBERS, 0, (), 0),
     ],
 )
-def test_candidate_leads_in_job_mode_only_if_it_can_have_the_newest_update(
+def test_candidate_uses_the_mode_of_its_job_only_if_it_can_have_the_newest_update(
     settings: CoordinatorSettings,
     in_force: int | UnsetType,
     stored: tuple[ModelId, ...],
@@ -170,7 +170,7 @@ def test_candidate_leads_in_job_mode_only_if_it_can_have_the_newest_update(
     assert lead.exact == (UNSET if leads is in_force is UNSET else True)
 
 
-def test_member_update_before_the_lead_makes_lead_of_board_void() -> None:
+def test_update_of_members_before_a_board_lead_voids_it() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
     bench = Bench(BOARD, updates=topic)
     stored = Snapshot(0, MADE, 2, 2, {P: 20}, stored=(MADE,), slices=0)

@@ -264,7 +264,7 @@ def test_missing_model_is_published_again() -> None:
     assert asked(said) == {C: [1]}
 
 
-def test_missing_batch_is_put_back_once_and_then_awaited_with_proceed() -> None:
+def test_on_missing_proceed_puts_a_batch_back_once_and_then_awaits_it() -> None:
     # round   a0 b1       overdue: J=1 of a0     b1 a2       overdue     J=2 of b1 a2
     # answers a0                                 a2          b1 asked again
     bench = leading(replace(QUIET, on_missing="proceed", hot_every_updates=1), A, B)

@@ -50,7 +50,7 @@ def test_round_in_flight_keeps_its_k_and_the_next_uses_the_new_one() -> None:
     assert (len(second.batches), second.revision, second.short) == (3, 1, "")
 
 
-def test_change_between_updates_counts_at_once() -> None:
+def test_change_between_updates_takes_effect_at_once() -> None:
     bench = leading(K3)
     bench.announce(A, B)
     said = change(bench, replace(QUIET, revision=2))
@@ -67,7 +67,7 @@ def test_smaller_k_splits_waiting_batches_into_several_updates() -> None:
     assert bench.model.version == 2
 
 
-def test_last_of_two_changes_during_a_round_counts() -> None:
+def test_last_of_two_changes_during_a_round_takes_effect() -> None:
     bench = leading()
     bench.announce(A, B, A)
     change(bench, K3)
@@ -76,7 +76,7 @@ def test_last_of_two_changes_during_a_round_counts() -> None:
     assert the(bench.compute(), do.Apply).update.revision == 2
 
 
-def test_change_counts_while_a_job_is_paused() -> None:
+def test_change_takes_effect_while_a_job_is_paused() -> None:
     bench = leading()
     bench.feed(events.WantedChanged("paused"))
     bench.announce(A)
@@ -135,7 +135,7 @@ def test_incomplete_round_is_abandoned_for_a_change() -> None:
     assert (update.revision, update.short) == (2, "")
 
 
-def test_postponed_deadline_ends_nothing_despite_a_round_in_flight() -> None:
+def test_postponed_deadline_does_not_end_the_job_despite_a_round_in_flight() -> None:
     bench = leading(replace(QUIET, stop_at=10.0, deadline_floor_s=99.0))
     bench.announce(A, B)
     change(bench, replace(QUIET, stop_at=20.0, revision=1))
@@ -145,7 +145,7 @@ def test_postponed_deadline_ends_nothing_despite_a_round_in_flight() -> None:
     assert the(said, do.Finish) == do.Finish("its deadline has come", 1)
 
 
-def test_removed_deadline_ends_nothing() -> None:
+def test_removed_deadline_does_not_end_the_job() -> None:
     bench = leading(replace(QUIET, stop_at=10.0))
     change(bench, replace(QUIET, revision=1))
     assert of_kind(bench.tick(99.0), do.Finish) == []

@@ -139,7 +139,7 @@ def test_job_resumed_after_poison_is_held_again_only_after_as_much_poison() -> N
         assert len(of_kind(bench.said, do.Hold)) == times
 
 
-def test_update_between_poison_batches_resets_the_row() -> None:
+def test_update_between_poison_batches_resets_the_count() -> None:
     bench = leading(changed(max_failures=0, group_size=1, poison_in_a_row=2))
     for _ in range(10):
         bench.announce(A, B)
@@ -276,7 +276,7 @@ def test_half_round_that_is_not_finite_holds_the_job_and_loses_no_batch() -> Non
     assert sorted(asked(said).values()) == [[0], [1]]
 
 
-def test_one_bad_batch_is_no_divergence_after_many_retries() -> None:
+def test_retried_bad_batch_is_not_divergence() -> None:
     bench = leading(replace(QUIET, max_failures=2))
     bench.announce(A, B)
     for _ in range(3):
@@ -285,7 +285,7 @@ def test_one_bad_batch_is_no_divergence_after_many_retries() -> None:
     assert bench.updates[-1] == Quarantined(0, batch(1, B), "poison: not_finite: why", number=1)
 
 
-def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
+def test_one_bad_batch_in_each_of_two_rounds_is_not_divergence() -> None:
     bench = leading(replace(QUIET, max_failures=0))
     for _ in range(2):
         bench.announce(A, B, A)
@@ -331,7 +331,7 @@ def test_leader_whose_own_record_is_behind_a_hole_holds_the_job() -> None:
     assert bench.published == []
 
 
-def test_repeated_own_record_is_no_loss() -> None:
+def test_repeated_own_record_is_not_a_loss() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()

@@ -87,7 +87,7 @@ def test_no_further_round_starts_if_its_batches_are_for_busy_workers() -> None:
     assert asked(bench.announce(A)) == {B: [2], A: [4]}  # the oldest goes into each
 
 
-def test_no_round_starts_while_another_is_in_flight_with_s_0() -> None:
+def test_only_one_round_is_in_flight_with_staleness_0() -> None:
     bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B, A, B)
     assert of_kind(send(bench, A, 0), do.PostTrigger) == []
@@ -186,7 +186,7 @@ def test_waiting_batches_of_every_round_are_unsettled() -> None:
 # --- settings of a round ----------------------------------------------------------------------
 
 
-def test_change_counts_after_the_next_update_despite_rounds_in_flight() -> None:
+def test_change_takes_effect_after_the_next_update_despite_rounds_in_flight() -> None:
     # K=2, rate 1    round 1: a0 b1    round 2: a2 b3    K=1, rate 0.5    J=1, J=2 of 2    J=3 of 1
     bench = leading(changed(STALE, learning_rate=1.0, bound=8))
     bench.announce(A, B, A, B)
@@ -383,7 +383,7 @@ def test_divergence_is_detected_over_rounds_of_one_batch() -> None:
     assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches, one after the other")
 
 
-def test_finite_gradient_in_between_is_no_divergence() -> None:
+def test_finite_gradient_in_between_rules_out_divergence() -> None:
     bench = leading(SINGLE_WORKER, A, B, C)
     bench.announce(A, B, C)
     fail(bench, A, 0, "not_finite")

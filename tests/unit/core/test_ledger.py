@@ -224,7 +224,7 @@ def test_opening_of_the_same_topic_cannot_skip_unclaimed_records() -> None:
     assert decide(ledger, Opened(P, 0, 9, "new", 6, 0)) == [True]
 
 
-def test_span_above_the_cut_of_its_generation_is_gone() -> None:
+def test_span_above_the_cut_of_its_generation_is_lost() -> None:
     below, above = Span(*P, 0, 10, known=10), Span(*P, 10, 20, known=18)
     ledger = Ledger({P: 20}, opened={}, known={P: LogPosition(18, "id", 0)})
     assert not ledger.is_gone(above)
@@ -239,7 +239,7 @@ def test_span_above_the_cut_of_its_generation_is_gone() -> None:
     assert ledger.is_gone(later)  # another topic of that name
 
 
-def test_span_of_topic_without_known_id_is_gone_after_recreation() -> None:
+def test_span_of_topic_without_known_id_is_lost_after_recreation() -> None:
     # topic    ?         cut: "id"     recreated: "new", from its end
     ledger = Ledger({P: 0})
     first = Span(*P, 0, 10, known=10)

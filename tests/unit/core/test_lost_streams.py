@@ -104,7 +104,7 @@ def test_changed_log_holds_the_job_with_a_remedy(diverged: Divergence, said: str
         ("", ANEW, None),
     ],
 )
-def test_leader_after_a_request_to_resume_opens_what_its_first_looks_find_lost(
+def test_resumed_leader_opens_streams_that_its_first_comparison_finds_lost(
     read_from: ReadFrom, diverged: Divergence, opened: Opened | None
 ) -> None:
     bench = resumed(read_from)
@@ -123,7 +123,7 @@ def test_resume_request_covers_only_the_first_finding() -> None:
     assert of_kind(bench.feed(seen(CUT)), do.Hold)
 
 
-def test_leader_that_has_not_read_all_claims_judges_no_stream() -> None:
+def test_leader_that_has_not_read_all_claims_compares_no_stream() -> None:
     # control    0 claim   1 opened: the look was before it was read
     bench = leading()
     opened = Opened(P, 0, NEW, "id", 15, 2)

@@ -451,7 +451,7 @@ def test_rounds_fit_if_there_is_an_order_in_which_each_is_applied_in_time(
     assert fits(deadlines, version) == in_time
 
 
-def test_two_rounds_of_one_version_fit_only_with_s_1() -> None:
+def test_two_rounds_of_one_version_fit_only_with_staleness_1() -> None:
     for staleness in (0, 1):
         several = _Several(staleness)
         several.begin(batch(0))

@@ -90,7 +90,7 @@ def test_hot_snapshot_of_an_earlier_leader_does_not_end_the_wait() -> None:
     assert judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
 
 
-def test_member_job_accepts_snapshot_of_any_age() -> None:
+def test_search_of_group_job_accepts_snapshot_of_any_age() -> None:
     search = SnapshotSearch(TTL_S, rolls=True)
     search.begin()
     topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", 4, exact=True, slices=0)]
@@ -183,7 +183,7 @@ def test_resume_request_counts_for_one_lead_only() -> None:
     assert isinstance(after_a_loss(again, CUT, carried_out), Chosen)
 
 
-def test_loss_skipped_by_an_earlier_lead_does_not_hold_again() -> None:
+def test_loss_skipped_by_an_earlier_lead_does_not_hold_the_job_again() -> None:
     topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70, 1), update(70, 2)]
     answer = after_a_loss(events.WantedChanged("running", after_loss=1), topic, COVERED)
 
@@ -228,7 +228,7 @@ def test_unreadable_checkpoints_are_skipped_only_on_request() -> None:
     assert (chosen.snapshot, chosen.loss) == (genesis(FIRST), UNREADABLE)
 
 
-def test_loss_above_the_best_snapshot_holds_nothing() -> None:
+def test_loss_above_the_best_snapshot_does_not_hold_the_job() -> None:
     topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70), update(70, 2)]
     better = snapshot(by=70, version=2, updates_position=4)
 

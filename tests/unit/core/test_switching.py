@@ -194,7 +194,7 @@ def test_incomplete_round_is_abandoned_when_its_rule_ends() -> None:
     assert (update.synchrony, update.short) == (UNSET, "")
 
 
-def test_update_counters_count_in_updates_of_the_k_of_the_job() -> None:
+def test_update_limits_count_in_units_of_the_k_of_the_job() -> None:
     # K=1 of 2 by a rule: J    1    2    3    4
     # counts as                0.5  1    1.5  2: the end; a hot snapshot at 1 and 2
     bench = leading(replace(BY_FLEET, stop_updates=2, hot_every_updates=1), A, B)
@@ -208,7 +208,7 @@ def test_update_counters_count_in_updates_of_the_k_of_the_job() -> None:
     assert hot == [(2, 1.0), (4, 2.0)]
 
 
-def test_schedule_counts_in_updates_of_the_k_of_the_job_across_a_takeover() -> None:
+def test_schedule_counts_in_units_of_the_k_of_the_job_across_a_takeover() -> None:
     # K=1 of 2 by a rule: J   1    2    3   │ a successor, from J=2, begins before it sees workers
     # counts before as        0    0.5  1   │ 1: K=2, and so twice the rate
     schedule = RateSchedule("step", updates=1, factor=0.25)
@@ -254,7 +254,7 @@ def test_schedule_matches_its_formula() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 9.0)), min_size=1, max_size=80))
-def test_loss_window_counts_in_updates_of_the_k_of_the_job(
+def test_loss_window_counts_in_units_of_the_k_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
     # Each round has that many batches; an update of the job has six.

@@ -35,7 +35,7 @@ def test_first_hole_is_believed_after_a_second_fetch() -> None:
     assert cursor.position == 13
 
 
-def test_hole_that_a_second_fetch_fills_is_none() -> None:
+def test_hole_that_a_second_fetch_fills_is_ignored() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([9, 10]) == RunContinuation(0, 0, again=True)
     assert cursor.take([5, 6, 7]) == RunContinuation(0, 3, again=False)

@@ -55,7 +55,7 @@ def host() -> Iterator[_Host]:
         host.shutdown()
 
 
-def test_dead_idle_connections_fail_together(host: _Host) -> None:
+def test_dead_idle_connections_are_dropped_after_one_error(host: _Host) -> None:
     with closing(connect(host.url, RedisAccess())) as client:
         server = RedisServer(client, "doll:", lambda _: None)
         pool, at_once = client.connection_pool, [client.borrow() for _ in range(3)]

@@ -273,7 +273,7 @@ def test_repeated_exception_is_logged_once_with_its_traceback(house: _House) -> 
     assert logged[0]["job"] == "digits"
 
 
-def test_unavailable_server_is_waited_for_and_is_no_failure(house: _House) -> None:
+def test_unavailable_server_is_waited_for_and_is_not_a_failure(house: _House) -> None:
     actor, after = _Script(), _Script()
     actor.turns.put(UnavailableError("Kafka is unavailable"))
 
@@ -366,7 +366,7 @@ def test_supervisor_pauses_before_it_replaces_an_actor() -> None:
     house.supervisor.close(PATIENCE_S)
 
 
-def test_hanging_turn_stops_no_other_job_and_is_unhealthy() -> None:
+def test_hanging_turn_stops_no_other_job_and_makes_the_process_unhealthy() -> None:
     clock = ManualClock()
     house = _House(threads=2, clock=clock, hangs_s=100.0)
     hanging, release = threading.Event(), threading.Event()
