@@ -167,7 +167,7 @@ def test_every_service_reports_all_declared_metrics(
             provisioner.sum("doll_machines_running") == 2
             and not missing_from("Provisioners", provisioner)
         ),
-        "two machines run, which have no port of their own, and all of it is told",
+        "two machines run without ports of their own, and all metrics are reported",
     )
     standby = start("provisioner", "p2")
     await_condition(

@@ -75,7 +75,7 @@ def train_through_deaths(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("block", "staleness"),
-    # By day one job runs all three modes: it switches between them, and its leader dies.
+    # On every change, another test switches one job between all three modes and kills its leader.
     [
         pytest.param("{mode: stale, staleness: 2}", 2, id="stale", marks=pytest.mark.nightly),
         pytest.param("{mode: asynchronous, staleness: 8, local_rate: 0.5}", 8, id="asynchronous"),

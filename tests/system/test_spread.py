@@ -96,7 +96,7 @@ MUTANTS = (
         "if not records_per_s:",
     ),
     mutant(
-        "drained jobs need no worker, whatever their target is",
+        "drained jobs need no worker, even with a target",
         "if not demand.runs or not records_per_s:",
         "if not demand.runs:",
     ),

@@ -74,7 +74,7 @@ class Process:
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
-        # With its weights at that time.
+        # Each command has the weights that the member held at that time.
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()

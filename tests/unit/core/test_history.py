@@ -335,7 +335,8 @@ def test_quarantine_of_each_batch_follows_its_last_valid_record(
     topic: Topic,
 ) -> None:
     history, last = History(), dict[int, Quarantined | Requeued | Replayed]()
-    first = dict[int, Quarantined]()  # since its last requeue
+    # First quarantine of each batch since its last requeue.
+    first = dict[int, Quarantined]()
     for offset, record in enumerate(topic):
         if history.feed(offset, record) and isinstance(record, Quarantined | Requeued | Replayed):
             before = last.get(record.batch.offset)

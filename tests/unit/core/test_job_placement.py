@@ -206,7 +206,8 @@ def test_worker_without_job_waits_at_the_job_with_fewest_workers() -> None:
 
 def test_job_without_known_speed_uses_the_mean_of_others() -> None:
     new = job("new", 60_000, worker_records_per_s=0.0)
-    fast = job("fast", 60_000, worker_records_per_s=1000.0)  # so `new` also needs 1
+    # At the speed of this job, `new` also needs one worker.
+    fast = job("fast", 60_000, worker_records_per_s=1000.0)
 
     moves = plan(view([new, fast], four("")))
 

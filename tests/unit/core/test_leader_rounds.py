@@ -434,7 +434,8 @@ def test_updates_have_their_k_and_allowed_staleness_for_any_replies(
 ) -> None:
     first = changed(staleness=1, single_worker=single_worker)
     bench, of_revision = leading(first, A, B, C), [first]
-    orders = list[tuple[int, Assignment]]()  # with their models
+    # Orders and the versions of their models.
+    orders = list[tuple[int, Assignment]]()
     for step, one, two in steps:
         before = len(bench.said)
         if step == "batch":

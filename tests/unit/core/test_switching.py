@@ -108,7 +108,8 @@ def test_successor_continues_in_the_mode_of_the_last_update() -> None:
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
-    other = _Rounds(last=Synchrony(5))  # of a removed rule
+    # No rule has this mode any more.
+    other = _Rounds(last=Synchrony(5))
     assert other.begin(4) is MANY.mode
 
 

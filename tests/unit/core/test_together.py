@@ -57,7 +57,7 @@ class _World:
     updates: list[AuditRecord] = field(default_factory=list)
     leader_status: LeaderStatus | None = None
     triggers: list[UpdateTrigger] = field(default_factory=list)
-    replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
+    replies: dict[int, list[Gradient]] = field(default_factory=dict)  # keyed by epoch
     heartbeats: dict[WorkerId, Heartbeat] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     lease: str = "one"

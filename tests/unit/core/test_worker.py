@@ -319,7 +319,7 @@ def test_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:
     assert claims(stream.on(events.Tick(), 9.0)) == []
     assert stream.position(P) == 11
     stream.deliver(_1=0, _2=1)
-    assert stream.stand(2, p=11, waiting=1) == ()  # in place
+    assert stream.stand(2, p=11, waiting=1) == ()  # nothing is lost
     assert claims(stream.read(11, 21)) == [ready(A, span(P, 11, 21))]
 
 

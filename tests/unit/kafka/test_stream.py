@@ -65,7 +65,8 @@ def test_accepted_commit_is_not_repeated(
     assert client.sent == [[TopicPartition(*P, 5)]]  # Q is another member's
     client.answered(None, client.sent[0])
     reader.commit({P: 5})
-    reader.commit({P: 4})  # after a takeover
+    # A new leader may move the position back.
+    reader.commit({P: 4})
     assert client.sent[1:] == [[TopicPartition(*P, 4)]]
 
 
