@@ -218,7 +218,7 @@ def slots_of(cluster: Cluster) -> dict[int | None, int]:
 
 
 @ONCE
-@pytest.mark.parametrize("cluster", [HOLDS], indirect=True)
+@pytest.mark.parametrize("cluster", [HOLDS], indirect=True, ids=["hold"])
 def test_spare_continues_the_stream_of_a_killed_machine(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +295,7 @@ class UnderBids:
 
 
 @ONCE
-@pytest.mark.parametrize("cluster", [BIDS], indirect=True)
+@pytest.mark.parametrize("cluster", [BIDS], indirect=True, ids=["bids"])
 def test_machines_under_bids_are_evicted_renewed_hourly_and_billed_to_the_cent(
     cluster: Cluster,
 ) -> None:

@@ -722,11 +722,12 @@ def _machines(world: World) -> Iterator[Violation]:
 
 
 def _check_slots(world: World) -> Iterator[Violation]:
-    """A slot has one own machine at a time, unless the provider did not name one.
+    """Check that a slot has one machine of its own at a time, unless the provider hid one.
 
-    A machine that is not named for long is taken for lost, and its successor runs beside it until
-    it is named again and given back. A ghost cannot bring this about: its orders are void, or used.
-    Under `reassign` a slot that moves to another pool has one machine in each for a while.
+    A machine that the provider does not list for long counts as lost. Its successor runs beside it
+    until the machine is listed again and released. A deposed provisioner cannot cause this, because
+    its orders are void or were sent before. With `reassign`, a slot that moves to another pool has
+    a machine in each of both pools for a while.
     """
     moves = world.settings.on_preemption == "reassign"
     occupied: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
