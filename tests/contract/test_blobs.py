@@ -152,7 +152,7 @@ def test_concurrent_replaces_lose_no_increment(blobs: Blobs) -> None:
             assert found is not None
             if blobs.replace("counter", b"%d" % (int(found[0]) + 1), found[1]):
                 return
-        pytest.fail("somebody else was faster every time")
+        pytest.fail("another writer was faster every time")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, range(4)))

@@ -122,7 +122,7 @@ def test_exchange_acquires_renews_and_releases_lease(
 @on_redis
 def test_lease_of_ended_process_is_taken_over_at_once(server: Server) -> None:
     #  one    holds ─── ends
-    #  two      refused    told that it holds, though nobody asked again
+    #  two      refused    notified that it holds, without another request
     one, two = server.boards().exchange(), server.boards().exchange()
     held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")
@@ -285,7 +285,7 @@ def test_invalid_keys_of_one_job_do_not_affect_others(
 ) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.rpush("doll:{strange}:workers", "of another type")
-        client.rpush("doll:{strange}:leader-status", "likewise")
+        client.rpush("doll:{strange}:leader-status", "of another type")
         client.sadd("doll:{other}:workers", b"\xff")
     shared = RedisLeaderBoards(embedded_redis.url)
     exchange = shared.exchange()

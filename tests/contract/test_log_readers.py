@@ -261,9 +261,9 @@ def test_only_users_of_a_deleted_topic_get_an_error(owned_rig: Rig, fresh: str) 
         with pytest.raises(UnknownTopicError):
             writer.append(doomed.topic, b"nowhere")
         owned_rig.log.create_topics([NewTopic(doomed.topic)])
-        writer.append(doomed.topic, b"anew")
+        writer.append(doomed.topic, b"again")
         assert writer.flush(PATIENCE_S)
-    assert [each.value for each in everything(owned_rig.log, doomed)] == [b"anew"]
+    assert [each.value for each in everything(owned_rig.log, doomed)] == [b"again"]
 
 
 # --- spans ---------------------------------------------------------------------------------------

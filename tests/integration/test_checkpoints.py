@@ -75,7 +75,7 @@ def test_stopped_job_resumes_from_previous_checkpoint_if_newest_is_torn(
 ) -> None:
     # checkpoints   4    8    12   last
     # torn                         ✗
-    # goes on                 12 ──────────▶
+    # resumes                 12 ──────────▶
     cluster = stopped_half_way(make, "torn")
     blobs = open_blobs(cluster.settings)
     newest, before, *_ = CheckpointStore(blobs, "torn").finished()

@@ -194,7 +194,7 @@ def test_stopped_demo_leaves_nothing_running(
     with running(arguments, temporary, said) as process:
         await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
-        assert len(children) == 7  # and who forks them
+        assert len(children) == 7  # the fork server included
         process.send_signal(how)
         assert process.wait(END_S) == 128 + how, said.read_text()
     assert left(children) == set()

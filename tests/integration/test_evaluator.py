@@ -192,7 +192,7 @@ def test_killed_evaluator_resumes_with_the_newest_version(training: Training) ->
     training.train(20)
     first.kill()
     before = len(training.evaluations())
-    training.produce(4 * EVERY)  # nobody judges these
+    training.produce(4 * EVERY)  # no evaluator evaluates these
     await_condition(
         lambda: max(model.version for model in _seen(training)) >= 30,
         "versions pass without evaluation",

@@ -165,7 +165,7 @@ def test_services_wait_for_restarting_broker_and_resume(
 def test_on_preemption_hold_keeps_streams_for_the_killed_worker(
     make: Make, settings: Settings
 ) -> None:
-    # w1   ████████ killed                   back: its streams go on
+    # w1   ████████ killed                   restarted: its streams continue
     # w2   ████████████████ its own streams only ███████████████████
     if settings.embedded_kafka:
         pytest.skip("the embedded broker knows no static members")
@@ -231,4 +231,6 @@ def test_control_topic_shorter_than_snapshot_holds_the_job(make: Make) -> None:
     assert "the control topic lost records that Kafka had acknowledged: it ends at 0" in reason
     assert "the hot snapshot 4-9 has it up to 3" in reason
     assert "--after-loss" in reason
-    assert cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0  # nobody leads
+    assert (
+        cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0
+    )  # no coordinator led

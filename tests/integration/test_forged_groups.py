@@ -173,7 +173,7 @@ def test_group_ignores_forged_reports_and_logs_the_reason(make: Make, admin: red
         ) -> bool:
             """Forge again: a report counts only if it answers the newest request."""
             trigger = newest(cluster)
-            raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # nobody has checked it
+            raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # unchecked
             said = wire.frame(msgspec.msgpack.encode((cluster.job, raw)), b"")
             admin.rpush(f"doll:{{{trigger.reply_to}}}:replies", said)
             return reason in cluster.said("c1")

@@ -1,4 +1,4 @@
-"""The contents of an image start as they would there: as nobody, on files nobody can change."""
+"""The contents of an image start as in a container: unprivileged, on read-only files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def service(images: dict[str, PlainImage]) -> PlainImage:
 
 
 def status(url: str) -> int:
-    """Return the status of the answer. 0 if nobody listens."""
+    """Return the status of the answer. 0 if no server listens."""
     try:
         return httpx2.get(url).status_code
     except httpx2.TransportError:

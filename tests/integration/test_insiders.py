@@ -73,8 +73,8 @@ class Insider:
 
 
 def test_forged_records_are_survived_or_hold_the_job(make: Make) -> None:
-    #   garbage    a claim in nobody's name    a Lead that takes back all    a claim of nothing
-    #          └ goes on                   └ goes on                  └ trains again       └ held
+    #   garbage      claim of no worker     Lead that takes back all    claim of no records
+    #          └ continues            └ continues              └ trains again              └ held
     cluster = make(name="insiders", records=RECORDS)
     insider = Insider(cluster)
     cluster.start("coordinator", "c1")

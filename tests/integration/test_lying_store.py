@@ -161,7 +161,7 @@ def test_jobs_wait_for_their_newest_checkpoint_and_resume_from_it(
     for turn in TURNS:
         store.lies = dict(zip(JOBS, turn, strict=True))
         await_all(jobs, [SAID[lie] for lie in turn])
-    # This lie delays nobody.
+    # This lie delays no job.
     store.lies = dict.fromkeys(JOBS, "latest")
     for cluster in jobs:
         await_condition(cluster.board.is_leased, "a coordinator leads the job")

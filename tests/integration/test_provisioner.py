@@ -95,7 +95,7 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
     ledger, place = FleetLedger(), Partition(plans_topic(cluster.job), 0)
     try:
         bounds = cluster.log.bounds(place)
-    except UnknownTopicError:  # nobody has provisioned it yet
+    except UnknownTopicError:  # no provisioner has led it yet
         return ledger
     with closing(cluster.log.tail(place, bounds.start)) as tail:
         while tail.position() < bounds.end:
@@ -300,7 +300,7 @@ def test_machines_under_bids_are_evicted_renewed_hourly_and_billed_to_the_cent(
     cluster: Cluster,
 ) -> None:
     # cheap  $.1 ████████ evicted at $.9 ░░░░░░░░ $.05 ███████ until the job is over
-    # dear   $.2                  ████████████████ given back before its next hour
+    # dear   $.2                  ████████████████ released before its next hour
     Path(cluster.settings.market).write_text(BID_MARKET)
     prices = MemoryPrices({"on-demand": 3600.0, "cheap": 360.0, "dear": 720.0})
     directory = Path(cluster.settings.fleet_directory)

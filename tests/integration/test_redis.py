@@ -133,7 +133,7 @@ def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Re
             admin.set(keys + "leader-status", wire.encode_leader_status(each))
     assert_updates_continue(cluster, "forged leader statuses")
 
-    admin.set(keys + "lease", "somebody who never gives it back")
+    admin.set(keys + "lease", "a holder that never releases it")
     assert_updates_continue(cluster, "a lease that does not expire")
     assert_each_record_counts_once(cluster, 3000)
 

@@ -188,7 +188,7 @@ def changing(losing: ApacheKafka, real: Settings, tmp_path: Path) -> Iterator[Ch
 def test_recreated_topic_holds_the_job_and_is_read_from_its_beginning(
     changing: Changing, workers: str, records: int
 ) -> None:
-    # a, b   400 records ── a is created anew, with 40 or 300 ── held ── resumed ── all trained
+    # a, b   400 records ── a is recreated with 40 or 300 ── held ── resumed ── all trained
     cluster = changing.cluster
     cluster.produce(400)
     await_condition(cluster.drained, "the first records are settled")

@@ -748,7 +748,7 @@ def _start_ups(world: World) -> Iterator[Violation]:
     """Check that recorded start-up times are of the market file or of a machine."""
     settings, shortest_s, longest_s = world.settings, joins_s(0), joins_s(JOINS - 1)
     for process in world.replicas:
-        start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- nobody else's
+        start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- no public access
         for pool in settings.pools:
             start_up_s = start_ups.start_up_s(pool)
             # It is seen between two polls.

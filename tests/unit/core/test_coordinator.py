@@ -89,7 +89,7 @@ def test_slower_of_two_candidates_steps_down_and_retries() -> None:
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
-    assert other.read_updates() == ()  # a void Lead deposes nobody
+    assert other.read_updates() == ()  # a void Lead deposes no leader
     assert other.machine.leader is not None
     assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # tries again
 

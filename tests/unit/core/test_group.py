@@ -482,8 +482,8 @@ def test_leader_falls_back_to_a_held_version_and_retrains_the_rest() -> None:
 
 
 def test_fallback_does_not_take_back_updates_of_a_later_leader() -> None:
-    #  c1       1   nobody holds it: back to 0 ... reads on        looks again
-    #  c2             Lead(1)   2                             leads
+    #  c1       1   no member holds it: back to 0 ... reads on     searches again
+    #  c2                Lead(1)   2                          leads
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -528,13 +528,13 @@ def test_successor_waits_until_all_used_batches_are_claimed() -> None:
     assert later.leader_status.waiting == 0  # each of them was used
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_job_is_held_if_claims_of_an_update_are_lost(anew: bool) -> None:  # noqa: FBT001 -- both ways
+@pytest.mark.parametrize("replaced", [False, True])
+def test_job_is_held_if_claims_of_an_update_are_lost(replaced: bool) -> None:  # noqa: FBT001 -- both ways
     group = begun(A, B)
     claims = group.bench.control
     later = succeeded(group, *claims[:2])
     # Another claim took the place of the third one.
-    if anew:
+    if replaced:
         later.read_control(*claims[:1])
     else:
         later.read_control()

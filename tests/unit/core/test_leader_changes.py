@@ -119,7 +119,7 @@ def test_new_leader_uses_learning_rate_of_the_revision_it_knows() -> None:
 
 
 def test_incomplete_round_is_abandoned_for_a_change() -> None:
-    # K=3: a0 b1 are counted, a2 has expired, and nobody reads on for a bound that is smaller now
+    # K=3: a0 b1 are counted, a2 has expired, and no worker reads more under the smaller bound
     bench = leading(K3)
     bench.announce(A, B, A)
     a, b = bench.orders

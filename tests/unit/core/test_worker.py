@@ -654,7 +654,7 @@ def test_expired_records_below_the_position_are_skipped() -> None:
 
 def test_claims_that_the_control_topic_lost_are_abandoned_after_a_timeout() -> None:
     # claims     [0:10] at 7, of leader 0
-    # status     leader 1, control=5, claimed[p]=0: the topic lost its tail, nobody claims any more
+    # status     leader 1, control=5, claimed[p]=0: the topic lost its tail, no more claims
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here), 0.0)
@@ -672,7 +672,7 @@ def test_claims_that_the_control_topic_lost_are_abandoned_after_a_timeout() -> N
 
 def test_undecided_claim_is_repeated_with_growing_delays() -> None:
     # claim      [0:10] at 7       again at 7          again
-    # status     control=7 all along: the topic lost the claim, or nobody leads
+    # status     control=7 all along: the topic lost the claim, or has no leader
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here, control_position=7), 0.0)

@@ -49,7 +49,7 @@ def test_server_ends_when_its_parent_is_killed() -> None:
     while not gone(pid):
         assert time.monotonic() < deadline, "it survived"
         pause.wait(0.005)
-    shutil.rmtree(Path(socket).parent)  # nobody was left to do it
+    shutil.rmtree(Path(socket).parent)  # the killed parent could not
 
 
 def test_server_removes_its_folder_at_exit() -> None:

@@ -27,8 +27,8 @@ WRONG_PASSWORD = KafkaError(
     "sasl_ssl://k:9092/bootstrap: SASL authentication error: no (after 31ms in state AUTH_REQ, 2"
     " identical error(s) suppressed)",
 )
-ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")  # noqa: SLF001 -- likewise
-NO_CONNECTION = KafkaError(KafkaError._TRANSPORT, "k:9092: connection refused")  # noqa: SLF001 -- likewise
+ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")  # noqa: SLF001 -- as above
+NO_CONNECTION = KafkaError(KafkaError._TRANSPORT, "k:9092: connection refused")  # noqa: SLF001 -- as above
 
 
 def complaints(*errors: KafkaError) -> Complaints:

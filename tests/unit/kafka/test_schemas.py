@@ -118,7 +118,7 @@ def test_invalid_schema_records_are_skipped() -> None:
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # worker
-        st.sampled_from(["get", "killed", "away", "back", "anew", "ghost"]),
+        st.sampled_from(["get", "restarted", "fails", "returns", "replaced", "outdated"]),
         st.integers(1, 2),  # id
     ),
     max_size=25,
@@ -135,13 +135,13 @@ def test_all_workers_use_the_schema_of_the_topic(
     workers = [JobSchemas(log, JOB, registry) for _ in range(3)]
     used = dict[int, Schema]()
     for who, step, number in steps:
-        if step in {"get", "ghost"}:
+        if step in {"get", "outdated"}:
             # The worker writes an answer that is outdated by then.
-            if step == "ghost":
+            if step == "outdated":
 
                 def meanwhile(number: int = number, who: int = who) -> None:
                     registry.between = lambda: None
-                    registry.schemas = saved = {1: avro("ghost"), 2: avro("ghost")}
+                    registry.schemas = saved = {1: avro("outdated"), 2: avro("outdated")}
                     assert saved
                     workers[who - 1].get(number)
 
@@ -153,13 +153,13 @@ def test_all_workers_use_the_schema_of_the_topic(
                 first = next(f for _, f in written(log) if f is not None and f.id == number)
                 assert schema == used.setdefault(number, schema) == first.schema
             registry.between = lambda: None
-        elif step == "killed":
+        elif step == "restarted":
             workers[who] = JobSchemas(log, JOB, registry)
-        elif step == "anew":
+        elif step == "replaced":
             build += 1
             registry.schemas = saved = {1: avro(str(build)), 2: avro(str(build))}
         else:
-            registry.schemas = saved if step == "back" else None
+            registry.schemas = saved if step == "returns" else None
 
 
 def test_threads_may_share_job_schemas() -> None:

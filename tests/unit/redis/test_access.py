@@ -36,7 +36,7 @@ def test_password_repeated_by_the_server_is_not_shown(url: str, access: RedisAcc
             raise fault(client, error)  # noqa: B904 -- it knows what it came from
     except OutsideError as ours:
         assert "'doll' '***'" in str(ours)  # noqa: PT017 -- a traceback is what this is about
-        assert PASSWORD not in all_text(ours)  # noqa: PT017 -- likewise
+        assert PASSWORD not in all_text(ours)  # noqa: PT017 -- as above
         assert PASSWORD not in repr(client)
         assert PASSWORD not in repr(access)
 

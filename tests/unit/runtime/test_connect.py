@@ -142,7 +142,7 @@ class Asked(BaseHTTPRequestHandler):
         self.shown.append(self.headers["Authorization"])
         self.send_error(500)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- likewise
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- as above
         """Log nothing."""
 
 
@@ -153,7 +153,7 @@ def test_tracking_sends_the_configured_credentials() -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     settings = [
         Settings(mlflow=url, mlflow_token="a"),  # noqa: S106 -- of a test
-        Settings(mlflow=url, mlflow_username="a", mlflow_password="b"),  # noqa: S106 -- likewise
+        Settings(mlflow=url, mlflow_username="a", mlflow_password="b"),  # noqa: S106 -- as above
         Settings(mlflow=url),
     ]
     for each in settings:

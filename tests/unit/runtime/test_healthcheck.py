@@ -116,4 +116,4 @@ def test_healthcheck_command_loads_few_modules_and_answers_by_exit_code() -> Non
     )
     assert loaded.stdout == "[]\n"
     command = [sys.executable, "-m", healthcheck.__name__]
-    assert subprocess.run(command, env=environment, check=False).returncode == HEALTHY  # noqa: S603 -- likewise
+    assert subprocess.run(command, env=environment, check=False).returncode == HEALTHY  # noqa: S603 -- as above

@@ -252,7 +252,7 @@ def test_fault_reports_the_number_of_consecutive_faults(house: _House) -> None:
     got = [faults.get() for _ in range(5)]
     assert [(fault.in_a_row, fault.alike) for fault in got if fault is not None] == [
         (1, 1),  # KeyError
-        # An unavailable server is nobody's fault: the earlier fault stands.
+        # An unavailable server is not a fault of the job: the earlier fault counts.
         (1, 1),
         (2, 2),
         (3, 1),
