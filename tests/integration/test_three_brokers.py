@@ -84,7 +84,8 @@ class Brokers(NamedTuple):
         def leads_in_sync() -> bool:
             try:
                 return all(self.stands(topic) == (leader, has_all) for topic in OWN)
-            except KafkaException:  # no controller answers for a moment
+            # No controller answers for a moment.
+            except KafkaException:
                 return False
 
         await_condition(leads_in_sync, f"broker {leader} leads, and {has_all} have all")

@@ -79,8 +79,8 @@ def test_provisioner_in_charge_reports_every_metric() -> None:
 
 
 def test_values_are_those_of_the_ledger_at_the_time_of_the_scrape() -> None:
-    # In the 3600 s since T0: a spot machine at 0.25 $/h for the whole time and another one for
-    # 1800 s, and an on-demand machine at 1 $/h.
+    # Machines in the 3600 s since T0: a spot machine at 0.25 $/h for the whole time, another one
+    # for 1800 s, and an on-demand machine at 1 $/h.
     bench = Bench()
     bench.take_charge()
     spent_usd = 0.25 + 0.125 + 1.0
