@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.slot.stop()
 
 
-def test_killed_machine_comes_back_under_its_name_on_request(place: Place) -> None:
+def test_killed_machine_restarts_under_its_name_on_request(place: Place) -> None:
     place.slot.kill()
     assert place.slot.look(LATER) is None
     assert place.machine.ended()
@@ -89,7 +89,7 @@ def test_killed_machine_comes_back_under_its_name_on_request(place: Place) -> No
     assert [machine.name for machine in place.machines] == ["m.1"]
 
 
-def test_what_left_on_notice_is_replaced_by_another_name(place: Place) -> None:
+def test_machine_that_left_on_notice_is_replaced_under_another_name(place: Place) -> None:
     place.slot.give_notice()
     await_until(place.machine.ended, PATIENCE_S, "it leaves")
     assert place.slot.look(LATER) is None
@@ -99,7 +99,7 @@ def test_what_left_on_notice_is_replaced_by_another_name(place: Place) -> None:
     assert place.slot.overran == 0
 
 
-def test_what_has_not_left_when_its_notice_is_over_vanishes(place: Place) -> None:
+def test_machine_that_ignores_its_notice_is_killed_when_it_expires(place: Place) -> None:
     place.machine.deaf = True
     place.slot.give_notice()
     place.slot.bring_back()
@@ -107,7 +107,7 @@ def test_what_has_not_left_when_its_notice_is_over_vanishes(place: Place) -> Non
     assert place.slot.overran == 1
 
 
-def test_a_frozen_machine_goes_on_when_it_is_brought_back(place: Place) -> None:
+def test_frozen_machine_continues_when_it_is_resumed(place: Place) -> None:
     place.slot.freeze()
     await_until(place.machine.frozen, PATIENCE_S, "it is frozen")
     place.slot.bring_back()
@@ -115,7 +115,7 @@ def test_a_frozen_machine_goes_on_when_it_is_brought_back(place: Place) -> None:
     assert place.machine.lives == 1
 
 
-def test_an_exit_that_nobody_asked_for_is_reported_once_and_made_good_later(place: Place) -> None:
+def test_unexpected_exit_is_reported_once_and_restarted_later(place: Place) -> None:
     place.machine.kill()  # not by the fleet
     found = place.slot.look(0.0)
     assert found is not None
@@ -126,13 +126,13 @@ def test_an_exit_that_nobody_asked_for_is_reported_once_and_made_good_later(plac
     assert not place.machine.ended()
 
 
-def test_notice_to_a_machine_that_was_killed_is_no_unexpected_exit(place: Place) -> None:
+def test_notice_to_a_killed_machine_is_not_an_unexpected_exit(place: Place) -> None:
     place.slot.kill()
     place.slot.give_notice()
     assert place.slot.look(LATER) is None
 
 
-def test_after_all_were_killed_one_is_back_first(tmp_path: Path) -> None:
+def test_first_machine_restarts_alone_after_all_were_killed(tmp_path: Path) -> None:
     places = [Place(tmp_path), Place(tmp_path)]
     fleet = Fleet([place.slot for place in places])
     fleet.kill_all()

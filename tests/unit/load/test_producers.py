@@ -41,7 +41,7 @@ class NotSeen:
         return writer
 
 
-def test_a_producer_whose_topic_was_never_seen_waits_for_kafka() -> None:
+def test_producer_waits_until_kafka_knows_its_topic() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(PLACE.topic, 1)])
     away = NotSeen(log, times=2)

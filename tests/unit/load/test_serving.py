@@ -32,7 +32,7 @@ SEEN = [
         ((9, 3), 9.0, 0.0),
     ],
 )
-def test_an_answer_is_stale_since_another_snapshot_came(
+def test_answer_is_stale_since_the_next_snapshot(
     made: tuple[int, int], at: float, expected: float
 ) -> None:
     assert stale_s(SEEN, ModelId(*made), at) == pytest.approx(expected)
