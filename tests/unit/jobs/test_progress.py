@@ -365,7 +365,7 @@ def test_layout_of_the_weights_is_unknown_with_a_partial_history() -> None:
     assert view.state(NOW).word == "degraded"
 
 
-def test_job_whose_workers_are_all_unable_waits_for_workers() -> None:
+def test_job_whose_only_worker_cannot_join_waits_for_workers() -> None:
     view = running(rows(4), 1, 200)
     unable = {"worker w3": "no room"}
     view.look(
@@ -609,7 +609,7 @@ def test_rate_is_the_growth_over_the_last_ten_seconds() -> None:
     assert [state.rate_per_s for state in view.streams()] == [pytest.approx(100.0), 0.0]
 
 
-def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
+def test_rate_and_lag_become_unknown_without_kafka() -> None:
     view = JobProgress(job())
     for second in range(5):
         view.look(JobObservation(float(second), ends=FIRST))
@@ -621,7 +621,7 @@ def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     assert [state.rate_per_s for state in view.streams()] == [None, None]
 
 
-def test_totals_exclude_updates_that_were_taken_back() -> None:
+def test_update_totals_exclude_what_was_taken_back() -> None:
     updates = Updates(STREAMS)
     made = [batch(1), batch(2, stream="views")]
     updates.append(update(0, 1, batch(0)), 1.0)
@@ -740,7 +740,7 @@ def test_quarantine_by_an_unknown_leader_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("lost", ["expired", "poison: it raised"])
-def test_quarantine_of_a_lost_batch_is_replaced_by_one_at_its_place(
+def test_quarantine_of_a_batch_with_a_lost_claim_is_replaced(
     lost: str,
 ) -> None:
     # control   3: a batch, lost by Kafka      3: another batch

@@ -95,7 +95,7 @@ def test_trainer_snapshot_contains_the_layout_of_its_weights() -> None:
     assert set(named_weights(found, weights)) == saved
 
 
-def test_snapshot_without_a_layout_is_refused() -> None:
+def test_snapshot_without_a_layout_is_rejected() -> None:
     trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
     head = {"optimizer": "sgd", "parameters": 2, "buffers": 1}
     old = pack({"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()})

@@ -58,7 +58,7 @@ def test_per_record_evaluates_each_record_in_order() -> None:
             assert_within_ulps(values[index], expected[name], 4)
 
 
-def test_nan_of_a_metric_counts_as_no_value_and_no_metric_replaces_the_loss() -> None:
+def test_evaluate_omits_nan_metric_values_and_reports_the_loss() -> None:
     class Partial(Regression):
         def metrics(
             self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]

@@ -388,7 +388,7 @@ def test_metric_named_like_a_score_is_rejected_if_the_task_has_scores() -> None:
 
 
 @pytest.mark.parametrize("together_bytes", [0, 1 << 20])
-def test_nan_of_a_metric_counts_as_no_value_of_that_record(together_bytes: int) -> None:
+def test_metric_sums_exclude_nan_values(together_bytes: int) -> None:
     task = Returning(metrics=lambda x: {"half": _every_other(x), "none": x * nan, "all": x * 0 + 1})
     computer = GradientComputer(task, task.network, CPU, together_bytes=together_bytes)
     found = computer.compute([points(1, 4), points(2, 6)])

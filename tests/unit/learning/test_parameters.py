@@ -156,7 +156,7 @@ def test_module_without_parameters_is_rejected() -> None:
         FlatModel(nn.ReLU())
 
 
-def test_integer_buffer_is_rejected() -> None:
+def test_integer_buffer_that_affects_the_model_is_rejected() -> None:
     module = nn.Linear(2, 1)
     module.register_buffer("seen", torch.tensor(0))
     with pytest.raises(UserError, match="'seen'"):

@@ -70,7 +70,7 @@ def test_run_too_short_for_a_fault_has_none() -> None:
 
 
 @given(SEEDS, RUNS_S)
-def test_at_most_three_targets_are_broken_at_once(seed: int, seconds: float) -> None:
+def test_at_most_three_targets_have_faults_at_once(seed: int, seconds: float) -> None:
     faults = drawn(seed, seconds)
     assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
     for fault in faults:

@@ -29,7 +29,7 @@ def test_growing_fleet_learns_faster_with_damping_by_staleness() -> None:
 
 
 @pytest.mark.parametrize(("staleness", "gain"), [(0, 1.5), (1, 2.4)])
-def test_throughput_with_one_slow_worker_exceeds_all_slow(staleness: int, gain: float) -> None:
+def test_one_slow_worker_does_not_limit_the_throughput(staleness: int, gain: float) -> None:
     given = SynchronisationSpec(mode="stale", staleness=staleness) if staleness else SYNCHRONOUS
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, 60, GRADIENT_S), variation=0.0)
 

@@ -112,7 +112,7 @@ def test_stability_ratio_is_update_capacity_over_arrivals() -> None:
     assert stability_of_fleet(0, given).ratio == 0
 
 
-def test_stability_needs_no_machines_if_gradients_are_too_slow() -> None:
+def test_stability_is_impossible_if_one_gradient_is_too_slow() -> None:
     assert stability_of_fleet(4, situation(gradient_s=5.5)).needed is None
 
 

@@ -28,5 +28,5 @@ def test_proposition_1_gives_the_fewest_machines_that_keep_up(gradient_s: float)
     assert capacity[0] < 1.25 * WORK.updates_per_s <= capacity[1]
 
 
-def test_stability_is_impossible_with_gradients_that_are_too_slow() -> None:
+def test_machines_for_stability_is_none_if_gradients_are_too_slow() -> None:
     assert machines_for_stability(WORK, 1.0) is None

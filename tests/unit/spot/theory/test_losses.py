@@ -160,7 +160,7 @@ def tally_of(updates: int) -> LossTally:
 
 
 @pytest.mark.parametrize("updates", [1000, MEANS - 1, MEANS, 3 * MEANS + 1])
-def test_tally_finds_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
+def test_tally_finds_the_version_at_a_loss_from_widening_means(updates: int) -> None:
     target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 30 % more updates
 
     found = tally_of(updates).version_at(target, 0.2, np.random.default_rng(0))

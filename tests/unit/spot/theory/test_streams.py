@@ -100,7 +100,7 @@ def test_decaying_tally_hardly_depends_on_the_batch_size() -> None:
     assert rates == pytest.approx([rates[0]] * 3, rel=0.01)
 
 
-def test_batches_of_several_partitions_add_up() -> None:
+def test_tally_adds_up_batches_of_several_partitions() -> None:
     # Each poll returned one partition's records of the last seconds, so the batches' spans overlap.
     rng = np.random.default_rng(2)
     one, other = (cut(poisson(rng, 60.0, 6000), 100, key) for key in (0, 100000))
