@@ -331,7 +331,7 @@ def test_transport_of_a_running_group_cannot_be_changed() -> None:
     assert among.transport == "nccl"
 
 
-@pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["the board", "replicas", "slices"])
+@pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["board", "replicas", "slices"])
 def test_job_whose_weight_handover_waits_for_storage_is_degraded(
     holds: int | UnsetType,
 ) -> None:
@@ -452,8 +452,8 @@ def test_job_waits_for_records_until_an_update_has_enough() -> None:
         "waiting for records",
         "an update needs 2 batches of 10: 1 batch and 9 records are there",
     )
-    assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
-    assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
+    assert running(rows(3), 1, 140).state(NOW).word == "running"  # a worker is about to claim them
+    assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is in flight
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
@@ -573,12 +573,12 @@ def test_slow_stream_that_does_not_decode_is_named_with_top_reasons() -> None:
     assert view.state(NOW).word != "degraded"
 
 
-# --- where the beginning is gone ------------------------------------------------------------------
+# --- partial histories ----------------------------------------------------------------------------
 
 
 def test_progress_comes_from_the_leader_status_with_a_partial_history() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
-    view.claims.feed(7, claim_of(rows(1)[0]))  # nobody can say if it counts
+    view.claims.feed(7, claim_of(rows(1)[0]))  # unknown if it counts
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480, epoch=502), NOW, NOW)
@@ -596,7 +596,7 @@ def test_progress_comes_from_the_leader_status_with_a_partial_history() -> None:
     assert [(each.lag, each.settled) for each in view.streams()] == [(40, 160), (70, 0)]
 
 
-# --- its parts ------------------------------------------------------------------------------------
+# --- parts of the view ----------------------------------------------------------------------------
 
 
 def test_rate_is_the_growth_over_the_last_ten_seconds() -> None:
@@ -756,7 +756,7 @@ def test_quarantine_of_a_batch_with_a_lost_claim_is_replaced(
 
 
 def test_records_deleted_unread_count_as_expired_and_not_as_lag() -> None:
-    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     nobody has claimed any of it
+    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     none of it is claimed
     view, place = JobProgress(job()), PLACES[0]
     ends = {**FIRST, place: FIRST[place] + 10}
     view.look(JobObservation(1.0, ends=ends, starts=FIRST))

@@ -183,7 +183,7 @@ def test_interrupted_purge_is_completed_by_the_next_purge(world: World, calls: i
     world.log.dies = True
     cut = purge("digits", world.job_store, world.outside(DyingBlobs(world.blobs, calls)))
     assert any("Kafka is unavailable" in why for why in cut.kept)
-    assert world.submit() == "digits.I2", "the name is free all the same"
+    assert world.submit() == "digits.I2", "the name is free although the purge is incomplete"
     world.work("digits.I2")
     world.stop()
     assert not purge("digits", world.job_store, world.outside()).kept
@@ -199,8 +199,8 @@ def test_repeated_purge_completes_after_the_job_record_is_removed(world: World) 
     assert not cut.topics
     world.log.refuses = ""
     assert len(purge("digits", world.job_store, world.outside()).topics) == 5
-    assert not purge("digits", world.job_store, world.outside()), "once more does no harm"
-    assert world.job_store.id_of("digits") == "digits.I2", "nor takes it another number"
+    assert not purge("digits", world.job_store, world.outside()), "a repeated purge has no effect"
+    assert world.job_store.id_of("digits") == "digits.I2", "the incarnation stays"
 
 
 def test_concurrent_purges_remove_everything_once(world: World) -> None:

@@ -147,10 +147,10 @@ def test_resume_after_loss_requires_a_held_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
-        job_store.patch("digits", "go on", after_loss=AfterLoss())
+        job_store.patch("digits", "resume", after_loss=AfterLoss())
     for times in (1, 2):
         job_store.hold(job_store.get("digits"), "records were lost")
-        record = job_store.patch("digits", "go on", after_loss=AfterLoss(from_start=times == 2))
+        record = job_store.patch("digits", "resume", after_loss=AfterLoss(from_start=times == 2))
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
     assert JobOperations(log).get("digits") == record
     assert record.from_start
@@ -463,7 +463,7 @@ def test_patch_concurrent_with_a_delete_does_not_restore_the_job() -> None:
     JobOperations(log).patch("digits", "enough", wanted="stopped")
     log.meanwhile = lambda: JobOperations(log).delete("digits")
     with pytest.raises(NotFoundError, match='no job "digits"'):
-        JobOperations(log).patch("digits", "go on", wanted="running")
+        JobOperations(log).patch("digits", "resume", wanted="running")
     assert JobOperations(log).read() == {}
 
 
@@ -497,7 +497,7 @@ def test_store_can_be_shared_by_threads(log: MemoryLog) -> None:
             job_store.patch(name, "the test says so", changed={"group_size": size})
             job_store.hold(job_store.get(name), f"at {size}")
             assert job_store.get(name).spec.group_size == size
-            job_store.patch(name, "goes on", wanted="running")
+            job_store.patch(name, "resumed", wanted="running")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
@@ -685,7 +685,7 @@ def test_delete_requires_a_stopped_job(log: MemoryLog) -> None:
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
         job_store.delete("digits")
     job_store.patch("digits", "enough", wanted="stopped")
-    assert job_store.patch("digits", "for when it goes on", changed={"group_size": 3}).revision == 1
+    assert job_store.patch("digits", "for the next run", changed={"group_size": 3}).revision == 1
     job_store.delete("digits")
     assert JobOperations(log).read() == {}
     for act in (
@@ -860,7 +860,7 @@ def test_jobs_stay_known_after_the_jobs_topic_is_deleted(log: MemoryLog) -> None
     assert job_store.read() == known
 
 
-# --- who changed what ----------------------------------------------------------------------------
+# --- actors of changes ---------------------------------------------------------------------------
 
 OLGA, MIA = NamedActor("olga", "operator"), NamedActor("oidc:mia", "operator")
 
@@ -879,7 +879,7 @@ def test_each_change_records_its_actor_and_time(log: MemoryLog) -> None:
     job_store.acting(OLGA).patch("digits", "by oidc:eve", changed={"group_size": 4})
     job_store.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
     job_store.hold(job_store.get("digits"), "the task raises", "Traceback")
-    job_store.acting(OLGA).patch("digits", "go on", after_loss=AfterLoss())
+    job_store.acting(OLGA).patch("digits", "resume", after_loss=AfterLoss())
     job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
     job_store.finish("digits", "400 updates applied", 2)
     record = JobOperations(log).get("digits")

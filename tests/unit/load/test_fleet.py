@@ -32,12 +32,12 @@ class Sleeper(EmbeddedService):
 
     def __init__(self, name: str, folder: Path) -> None:
         self.lives = 0
-        self.deaf = False
+        self.ignores_sigterm = False
         super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM, unless it ignores the signal."""
-        if not self.deaf:
+        if not self.ignores_sigterm:
             super().ask_to_end()
 
     def _started(self, output: BinaryIO) -> subprocess.Popen[bytes] | Forked:
@@ -91,7 +91,7 @@ def test_killed_machine_restarts_under_its_name_on_request(place: Place) -> None
 
 def test_machine_that_left_on_notice_is_replaced_under_another_name(place: Place) -> None:
     place.slot.give_notice()
-    await_until(place.machine.ended, PATIENCE_S, "it leaves")
+    await_until(place.machine.ended, PATIENCE_S, "the machine exits")
     assert place.slot.look(LATER) is None
     place.slot.bring_back()
     assert [machine.name for machine in place.machines] == ["m.1", "m.2"]
@@ -100,7 +100,7 @@ def test_machine_that_left_on_notice_is_replaced_under_another_name(place: Place
 
 
 def test_machine_that_ignores_its_notice_is_killed_when_it_expires(place: Place) -> None:
-    place.machine.deaf = True
+    place.machine.ignores_sigterm = True
     place.slot.give_notice()
     place.slot.bring_back()
     assert [machine.ended() for machine in place.machines] == [True, False]
@@ -109,9 +109,9 @@ def test_machine_that_ignores_its_notice_is_killed_when_it_expires(place: Place)
 
 def test_frozen_machine_continues_when_it_is_resumed(place: Place) -> None:
     place.slot.freeze()
-    await_until(place.machine.frozen, PATIENCE_S, "it is frozen")
+    await_until(place.machine.frozen, PATIENCE_S, "the machine is frozen")
     place.slot.bring_back()
-    await_until(lambda: not place.machine.frozen(), PATIENCE_S, "it goes on")
+    await_until(lambda: not place.machine.frozen(), PATIENCE_S, "the machine continues")
     assert place.machine.lives == 1
 
 

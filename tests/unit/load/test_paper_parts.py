@@ -36,7 +36,7 @@ def few_runs(tmp_path: Path) -> Asked:
         (FEW, 64.0, False, False),
         (MANY_LATER, 5.0, True, False),
     ],
-    ids=["the paper's job", "under way", "still in step", "many slow streams, a short time"],
+    ids=["the paper's job", "offset phases", "aligned phases", "many slow streams, a short time"],
 )
 def test_each_update_law_fits_only_its_regime(
     streams: Streams, t_s: float, *, printed: bool, renewal: bool

@@ -128,7 +128,7 @@ def test_limit_excludes_outage_time_of_each_worker() -> None:
     #   worker 0    0 ///// 2                   10
     #   worker 1              3 ////// 5
     #   Redis                    4 /////// 6    of both
-    #   one of two coordinators, a transaction, what lasts beyond the run: of nobody
+    #   One of two coordinators, a transaction and what lasts beyond the run stop no worker.
     lasting = [
         struck("worker killed", 0.0, 2.0),
         struck("worker-Redis cut", 3.0, 5.0, 1),

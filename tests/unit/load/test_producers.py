@@ -26,18 +26,18 @@ class NotSeen:
         self._log = log
         self.times = times  # number of failures left
 
-    def writer(self) -> Any:  # noqa: ANN401 -- the port's, but for one method
+    def writer(self) -> Any:  # noqa: ANN401 -- a writer with one method replaced
         """Return a writer."""
         writer = self._log.writer()
         append = writer.append
 
-        def asks_first(*what: Any, **more: Any) -> None:  # noqa: ANN401 -- likewise
+        def append_or_fail(*arguments: Any, **more: Any) -> None:  # noqa: ANN401 -- of `append`
             if self.times:
                 self.times -= 1
                 raise UnavailableError("1/1 brokers are down")
-            append(*what, **more)
+            append(*arguments, **more)
 
-        writer.append = asks_first  # type: ignore[method-assign]
+        writer.append = append_or_fail  # type: ignore[method-assign]
         return writer
 
 

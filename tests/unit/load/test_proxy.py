@@ -172,5 +172,5 @@ def test_proxy_of_an_unreachable_server_refuses_connections(proxy: Proxy, echo: 
         connection.sendall(b"before")
         assert read_exactly(connection, 6) == b"before"
     echo.close()
-    proxy.pass_on_to(1)  # nobody listens there
+    proxy.pass_on_to(1)  # no server listens there
     assert refused(proxy)

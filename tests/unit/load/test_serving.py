@@ -7,7 +7,7 @@ import pytest
 from common.core.messages import ModelId
 from load.predictions.trained import Seen, stale_s
 
-#  at   0       1       2       3  (a wipe, another leader goes on from version 2)  4       5
+#  at   0       1       2       3  (Redis is empty; a new leader starts from version 2)  4       5
 SEEN = [
     Seen(float(at), ModelId(*made))
     for at, made in enumerate([(7, 2), (7, 4), (7, 6), (7, 8), (7, 2), (9, 3)])

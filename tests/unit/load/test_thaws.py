@@ -43,6 +43,6 @@ def test_block_with_an_idle_worker_misses_its_goal() -> None:
         return Block(1.0, {"worker-0": one, "worker-1": other, "others": 0.0})
 
     assert pipeline._uneven([block(0.5, 1.0), block(0.9, 0.9)]) == []  # noqa: SLF001 -- its verdict
-    assert pipeline._uneven([block(0.9, 0.9), block(0.9, 0.03)]) == [  # noqa: SLF001 -- likewise
+    assert pipeline._uneven([block(0.9, 0.9), block(0.9, 0.03)]) == [  # noqa: SLF001 -- its verdict
         "block 2: the workers used 0.90, 0.03 cores, required at least 0.5 of the most"
     ]

@@ -68,7 +68,7 @@ class Way(Bridge):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request to the service."""
         if self.cut:
-            raise httpx2.ConnectError("nobody listens")
+            raise httpx2.ConnectError("connection refused")
         with self._lock:
             answer = super().handle_request(request)
             self.answered += 1
@@ -291,10 +291,10 @@ def test_service_that_stays_unreachable_raises_unavailable_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError("nobody listens")
+        raise httpx2.ConnectError("connection refused")
 
     monkeypatch.setattr(doll.events, "PATIENCE_S", 0.01)
-    with pytest.raises(doll.UnavailableError, match="nobody listens"):
+    with pytest.raises(doll.UnavailableError, match="connection refused"):
         next(played(refuse).job("digits").updates())
 
 

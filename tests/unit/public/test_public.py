@@ -142,7 +142,7 @@ def test_package_exports_exactly_its_public_names() -> None:
     assert dir(doll) == sorted(doll.__all__)
     assert all(getattr(doll, name) is not None for name in doll.__all__)
     with pytest.raises(AttributeError, match="Server"):
-        _ = doll.Server  # type: ignore[attr-defined]  # that it is not there is what is tried
+        _ = doll.Server  # type: ignore[attr-defined]  # the test expects that it is missing
 
 
 def test_type_stub_has_the_names_of_the_package() -> None:
@@ -180,7 +180,7 @@ for name in doll._HOMES:
 assert "torch" not in sys.modules
 """
     (tmp_path / "doll").symlink_to(DOLL)
-    (tmp_path / "common.py").touch()  # somebody else's
+    (tmp_path / "common.py").touch()  # a package of the user
     result = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", code],
         cwd=tmp_path,

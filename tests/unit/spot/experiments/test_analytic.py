@@ -187,7 +187,7 @@ def test_kept_records_with_fast_gradients_cause_no_delay() -> None:
 
 def test_kept_records_are_processed_at_the_speed_of_gradients() -> None:
     # up       |- 10 s -|  20 s  |--- 20 s ---|     10 records a second while 5 a second come:
-    # waiting  0        0 ... 100 ........... 0     what waits is gone after 20 s, at 50 s
+    # waiting  0        0 ... 100 ........... 0     the backlog is done after 20 s, at 50 s
     job, conditions = one_worker("#" * 5 + "." * 10 + "#", gradient_s=1.0)
     longer = replace(job, updates=3)
     conditions = replace(conditions, stream="keep")
@@ -336,7 +336,7 @@ def test_progress_rises_to_one() -> None:
     job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
     shares = list[float]()
     simulate_analytically(job, OnDemandOnly(), steady(2, 4), seed=1, progress=shares.append)
-    # 250 s and the rest of some batches: 125 steps or a few more, told after 50 and 100
+    # 250 s and the rest of some batches: 125 steps or a few more, reported after 50 and 100
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert shares[0] == pytest.approx(0.4, abs=0.02)

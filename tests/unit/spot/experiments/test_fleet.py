@@ -34,7 +34,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
     return fleet
 
 
-def go_through(
+def run_steps(
     fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
 ) -> str:
     """Step through offers drawn as `#` and `.`. Returns a drawing of the active steps."""
@@ -59,7 +59,7 @@ def test_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
     # active   # # . . #
     # bill     4 s     2 s
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
-    assert go_through(fleet, "##..#") == "##..#"
+    assert run_steps(fleet, "##..#") == "##..#"
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(6 * 0.5)
     assert fleet.usage.machine_s[:, 0].tolist() == [0, 6]
     assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (2, 1)
@@ -71,7 +71,7 @@ def test_replacement_machine_is_paid_for_while_it_starts_up() -> None:
     # active   # . . . # #
     # bill     2   8 s
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
-    assert go_through(fleet, "#.####") == "#...##"
+    assert run_steps(fleet, "#.####") == "#...##"
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(10 * 0.5)
 
 
@@ -79,7 +79,7 @@ def test_interrupted_start_up_starts_from_zero() -> None:
     # offered  # . # . # # #   start-up 4 s
     # active   # . . . . . #
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
-    assert go_through(fleet, "#.#.###") == "#.....#"
+    assert run_steps(fleet, "#.#.###") == "#.....#"
     assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (3, 2)
 
 
@@ -87,7 +87,7 @@ def test_start_up_between_two_steps_ends_at_the_later_one() -> None:
     # offered  # . # # #   start-up 2.5 s
     # active   # . . . #
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=2.5), SPOT)
-    assert go_through(fleet, "#.###") == "#...#"
+    assert run_steps(fleet, "#.###") == "#...#"
 
 
 def test_only_a_stopped_machine_is_billed_the_minimum() -> None:
@@ -96,9 +96,9 @@ def test_only_a_stopped_machine_is_billed_the_minimum() -> None:
     # spot      2   2 + 58 s that are not used
     # on-demand         2 s so far
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, billing=A_MINUTE), SPOT)
-    assert go_through(fleet, "#.#") == "#.#"
+    assert run_steps(fleet, "#.#") == "#.#"
     fleet.order(0, decide([ON_DEMAND]))
-    assert go_through(fleet, "#") == "#"
+    assert run_steps(fleet, "#") == "#"
     assert fleet.usage.usd[:, 0] == pytest.approx([2 * 1.0, (2 + 2 + 58) * 0.5])
     assert fleet.usage.machine_s[:, 0].tolist() == [2, 4]
     assert fleet.usage.preemptions[SPOT, 0] == 1
@@ -108,9 +108,9 @@ def test_moving_slot_is_empty_until_the_new_machine_starts() -> None:
     # ordered    spot | on-demand, whose start-up is 4 s
     # active     # #    . . #
     fleet = one_slot(Pool("on-demand", DEAR, start_up_s=4.0), SPOT_POOL, SPOT)
-    assert go_through(fleet, "##") == "##"
+    assert run_steps(fleet, "##") == "##"
     fleet.order(0, decide([ON_DEMAND]))
-    assert go_through(fleet, "###") == "..#"
+    assert run_steps(fleet, "###") == "..#"
     assert fleet.usage.usd[:, 0] == pytest.approx([6 * 1.0, 4 * 0.5])
 
 
@@ -118,7 +118,7 @@ def test_machine_costs_the_price_of_each_step() -> None:
     # price      1.0   2.0   0.5   a second
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, ON_DEMAND)
     for price in (1.0, 2.0, 0.5):
-        go_through(fleet, "#", (price * HOUR_S, CHEAP))
+        run_steps(fleet, "#", (price * HOUR_S, CHEAP))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(2 * 3.5)
 
 
@@ -143,14 +143,14 @@ def test_traffic_is_paid_while_a_machine_runs() -> None:
     # 7.2 GB an hour at 0.5 USD are 0.001 USD a second; three steps, the last one used by half
     spot = Pool("spot", CHEAP, 0.9, transfer_usd_per_gb=0.5, gb_per_hour=7.2)
     fleet = one_slot(ON_DEMAND_POOL, spot, SPOT)
-    go_through(fleet, "##.#")
+    run_steps(fleet, "##.#")
     fleet.stop(np.array([0]), np.array([1.0]))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(5 * (0.5 + 0.001))
 
 
 def test_stop_at_the_end_bills_the_minimum() -> None:
     fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, ON_DEMAND)
-    go_through(fleet, "##")
+    run_steps(fleet, "##")
     fleet.stop(np.array([0]), np.array([1.0]))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(60.0)
     assert fleet.usage.machine_s[ON_DEMAND, 0] == pytest.approx(3.0)
@@ -299,7 +299,7 @@ def test_fleet_agrees_with_a_bookkeeper_per_machine(
         assert fleet.usage.preemptions[:, run].sum() == bookkeeper.preemptions
 
 
-# --- machines that are counted -------------------------------------------------------------------
+# --- counted machines ----------------------------------------------------------------------------
 
 
 def counting(
@@ -318,7 +318,7 @@ def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
 
 def test_spare_takes_over_a_lost_stream_in_the_same_step() -> None:
     # A new machine would need 100 s:
-    #   seats     ###  #.#  #..
+    #   slots     ###  #.#  #..
     #   streams   ##   ##   #.
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=100.0))
     fleet.order(0, count(spot=3))
@@ -329,7 +329,7 @@ def test_spare_takes_over_a_lost_stream_in_the_same_step() -> None:
 
 
 def test_lost_machine_is_replaced_anywhere_in_its_pool() -> None:
-    # seats    ##.  .##  .##  .##    start-up 4 s, two wanted
+    # slots    ##.  .##  .##  .##    start-up 4 s, two wanted
     # streams  ##   .#   .#   ##
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=4.0))
     fleet.order(0, count(spot=2))
@@ -355,7 +355,7 @@ def test_surplus_machines_without_a_slot_are_released_first() -> None:
 
 
 def test_longest_waiting_then_busiest_stream_is_served_first() -> None:
-    # seats    ##..  #...  ....  #...  ##..
+    # slots    ##..  #...  ....  #...  ##..
     # streams  .##   .#.   ...   #..   #.#    rates 1, 3, 2: the first waits from the beginning
     fleet = counting(SPOT_POOL, workers=3, slots_per_pool=4, rates=[1.0, 3.0, 2.0])
     fleet.order(0, count(spot=4))

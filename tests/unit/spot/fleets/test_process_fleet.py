@@ -56,7 +56,7 @@ def await_that(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while not holds():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         pause.wait(0.002)
 
 
@@ -74,7 +74,7 @@ def advance(provider: Processes, seconds: float) -> None:
     provider.clock.advance(seconds)
 
 
-# --- what they cost ------------------------------------------------------------------------------
+# --- costs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def advance(provider: Processes, seconds: float) -> None:
 )
 def test_bill_of_a_run_is_exact(provider: Processes, billing: str, usd: tuple[float, ...]) -> None:
     # price   0.158     0.2
-    # 1       ========| taken back
-    # 2       =================================| given back
-    # 3                             ===========| given back
+    # 1       ========| preempted
+    # 2       =================================| released
+    # 3                             ===========| released
     # minute  0        15           60         90
     provider.prices = prices = MemoryPrices({SPOT: 0.158})
     with closing(provider.fleet()) as fleet:

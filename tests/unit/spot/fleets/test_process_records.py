@@ -1,4 +1,4 @@
-"""Records of a fleet: one process creates an order's record, and nobody reads a partial one."""
+"""Records of a fleet: one process creates an order's record, and no reader sees a partial one."""
 
 from __future__ import annotations
 

@@ -103,9 +103,10 @@ def test_lost_machines_are_replaced_under_another_bid() -> None:
     assert some.machines[offer] == 4
     ((other, count),) = some.machines.items() - {(offer, 4)}
     assert (other.pool, count) == ("wild", 2)
-    ((anew, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()  # all, at that price
-    assert (anew.pool, count) == ("wild", 6)
-    assert anew != offer
+    # All machines were lost at that price.
+    ((replacement, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()
+    assert (replacement.pool, count) == ("wild", 6)
+    assert replacement != offer
 
 
 def test_pool_whose_price_rose_is_left_after_an_eviction() -> None:

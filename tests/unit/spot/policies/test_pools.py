@@ -116,7 +116,7 @@ def test_pools_are_tried_in_turn_and_then_all_at_once() -> None:
     assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
-    # Two pools have capacity again: the machines of the dearer one are released.
+    # Two pools have capacity again: the machines of the more expensive one are released.
     assert asked(decide(PLENTY, everywhere, *pools, a=(0, 0), b=(0, 10), c=(0, 10))) == {"b": 10}
 
 
@@ -259,7 +259,7 @@ def test_lagging_stream_gets_on_demand_only_when_needed_for_max_lag() -> None:
     assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
     assert on_demand([], (1, 0)) == 1
     assert on_demand([100.0], (1, 0), behind_s=215.0) == 1
-    assert on_demand([], (1, 0), behind_s=215.0) == 1  # not all is worked off
+    assert on_demand([], (1, 0), behind_s=215.0) == 1  # some lag remains
     assert on_demand([100.0, 100.0], left=hours(60, 80)) == 2  # the deadline bounds it, too
 
 

@@ -72,7 +72,7 @@ def falling(updates: int) -> list[float]:
     return list(0.3 + 2.0 * np.exp(-np.arange(updates) / 442.0) + noise)
 
 
-def lived(estimator: Estimator, *records: PlanRecord) -> None:
+def feed_records(estimator: Estimator, *records: PlanRecord) -> None:
     ledger = FleetLedger()
     for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)
@@ -196,13 +196,14 @@ def test_each_slot_has_its_own_rate_with_held_streams() -> None:
     rates = estimator.rates_per_s(T0 + 40)
     assert rates[0] == pytest.approx(20.0, rel=0.05)
     assert rates[3] == pytest.approx(5.0, rel=0.2)
-    assert rates[1] == rates[2] == pytest.approx(12.5, rel=0.1)  # unheard of: as the others
+    # Slots without observations have the mean rate of the others.
+    assert rates[1] == rates[2] == pytest.approx(12.5, rel=0.1)
 
 
 def test_rate_of_a_slot_is_kept_after_its_machine_ended() -> None:
     present, away = Estimator(HOLD), Estimator(HOLD)
     for estimator in (present, away):
-        lived(estimator, ordered(1), started(1))
+        feed_records(estimator, ordered(1), started(1))
         estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
     ledger = fold([lead(), ordered(1), started(1), ended(1, T0 + 40)])
     away.fleet(ended(1, T0 + 40), ledger)
@@ -297,7 +298,7 @@ def test_repeated_update_is_ignored() -> None:
 
 def test_pools_have_current_prices_and_observed_availability() -> None:
     estimator = Estimator(SETTINGS)
-    lived(estimator, ordered(1), started(1), ended(1, T0 + 1, "preempted"))
+    feed_records(estimator, ordered(1), started(1), ended(1, T0 + 1, "preempted"))
 
     on_demand, spot = estimator.pools({**PRICES, "spot": 0.7}, T0 + 200)
 

@@ -122,7 +122,7 @@ def test_released_machine_that_is_no_longer_listed_has_ended() -> None:
 
 def test_order_without_a_machine_is_lost_long_after_its_answer() -> None:
     watched, _ = watch(ordered(1))
-    for at_s in (0, 60, 200, 400):  # nobody has given it yet
+    for at_s in (0, 60, 200, 400):  # the order was not sent yet
         assert look(watched, T0 + at_s) == []
     watched.answered([1], [], T0 + 500)
 

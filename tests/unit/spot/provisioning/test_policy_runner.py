@@ -152,7 +152,7 @@ def test_one_time_policy_decides_again_once_arrivals_are_known(
     assert "arrivals are taken for 8/s" in first.why
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
-    # and keeps to it, also through a restart
+    # It keeps this decision, also after a restart.
     successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
@@ -229,7 +229,7 @@ def test_market_file_prices_are_used_if_current_ones_are_unavailable(street: Str
 def test_plan_of_another_policy_is_replaced(street: Street) -> None:
     at_work(street)
     successor = ProviderThread(street, with_policy("on-demand"), "p2")
-    street.append(lead(0, "nobody"))
+    street.append(lead(0, "p0"))
     successor.run(20)
 
     _, second = plans(street)
@@ -238,7 +238,7 @@ def test_plan_of_another_policy_is_replaced(street: Street) -> None:
     assert set(second.places) == {0}
 
 
-# --- Proposition 1, never silently ---------------------------------------------------------------
+# --- warnings of Proposition 1 -------------------------------------------------------------------
 
 
 def test_fleet_too_small_for_arrivals_is_reported_with_the_reason(street: Street) -> None:

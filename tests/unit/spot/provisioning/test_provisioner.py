@@ -349,7 +349,7 @@ def test_successor_carries_out_the_previous_plan(street: Street) -> None:
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
 
 
-# --- fewer machines, if they are worth more -------------------------------------------------------
+# --- number of machines chosen by the tuner ------------------------------------------------------
 
 
 BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
@@ -505,9 +505,9 @@ def test_policy_sees_running_and_starting_machines(street: Street, spares: Provi
 
     record = street.written(Planned)[-1]
     assert (record.spot, record.on_demand, record.places) == (3, 1, ())
-    term = spares.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+    term = spares.provisioner._term  # noqa: SLF001 -- no public access to a policy's situation
     assert term is not None
-    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- as above
     assert situation.machines == {Offer("on-demand"): (1, 0)}
     assert situation.up.tolist() == [True, False]
     assert situation.lag_s is not None
@@ -524,9 +524,9 @@ def test_reassigned_machines_are_ready_at_their_first_heartbeat(
     harness = ProviderThread(street, replace(SETTINGS, pools=pools))
 
     def situation() -> Situation:
-        term = harness.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+        term = harness.provisioner._term  # noqa: SLF001 -- no public access to a policy's situation
         assert term is not None
-        return term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+        return term._policy.situation(street.clock())  # noqa: SLF001 -- as above
 
     for _ in range(5):
         harness.run(1)
@@ -554,7 +554,7 @@ def test_spare_does_not_count_towards_stability(street: Street, spares: Provider
     arrivals = review.believed["arrivals_per_s"].value
     term = spares.provisioner._term  # noqa: SLF001 -- as above
     assert term is not None
-    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- as above
     assert situation.work.records_per_s == pytest.approx(arrivals, rel=0.1)
     assert review.stability == pytest.approx(stability_of_fleet(2, situation).ratio, rel=0.1)
 
@@ -562,23 +562,23 @@ def test_spare_does_not_count_towards_stability(street: Street, spares: Provider
 def test_slot_is_reassigned_when_heartbeats_of_its_worker_end(
     street: Street, spares: ProviderThread
 ) -> None:
-    # heartbeats   w0 and w1, then w1 alone; one that was never heard of has not left
-    def beats(*slots: int) -> None:
+    # heartbeats   w0 and w1, then w1 alone; a worker without any heartbeat has not left
+    def heartbeats(*slots: int) -> None:
         members = frozenset(f"digits-w{slot}" for slot in slots)
         spares.on(events.HeartbeatsSeen(members, street.clock()))
         spares.run(1)
 
     for _ in range(20):
-        beats(1)
-    beats(0, 1)
+        heartbeats(1)
+    heartbeats(0, 1)
     for _ in range(14):
-        beats(1)
+        heartbeats(1)
         # No worker at all: Redis restarted empty.
-        beats()
-        beats(0, 1)
+        heartbeats()
+        heartbeats(0, 1)
     assert street.written(Left) == []
     for _ in range(17):
-        beats(1)
+        heartbeats(1)
 
     (left,) = street.written(Left)
     passed = street.written(SlotAssigned)[-1]

@@ -80,7 +80,7 @@ def test_slot_whose_worker_left_is_free_and_its_machine_no_spare() -> None:
     ledger = fold([*left, Left(0, T0 + 8, 1), Left(0, T0 + 8, 2), assigned(3, 2), ended(1, T0 + 9)])
 
     assert ledger.machines[1].left_s == T0 + 7
-    assert not ledger.machines[2].left  # it had no seat then
+    assert not ledger.machines[2].left  # it had no slot then
     assert ledger.machines[2].slot == 3
     assert ledger.vacated_s == {3: T0 + 7}
     there = fold(left).open

@@ -48,7 +48,7 @@ def split(spot: int, gradient_s: float = 0.5) -> tuple[Decision, Situation]:
     """Return a decision with this number of the four slots on spot."""
     given = situation(gradient_s=gradient_s)
     plan = plan_of(given.work, PaperMarket(ON_DEMAND, SPOT), spot)
-    return decision(given, plan, 1, "as told"), given
+    return decision(given, plan, 1, "scripted decision"), given
 
 
 def test_work_left_has_remaining_updates_and_time() -> None:
@@ -143,7 +143,7 @@ def test_planned_record_contains_the_whole_decision() -> None:
     assert record.pools == ("on-demand", "spot")
     assert sorted(record.places) == [0, 1, 1, 1]
     assert (record.spot, record.on_demand, record.binding) == (3, 1, made.plan.binding)
-    assert record.reason == "as told"
+    assert record.reason == "scripted decision"
     assert record.usd_per_hour == PRICES
     assert record.expected_cost_usd == made.plan.expected_cost_usd
     assert record.on_demand_only_usd == pytest.approx(4 * 5000 / 3600)

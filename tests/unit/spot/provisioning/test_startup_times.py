@@ -31,7 +31,7 @@ def running(launch: int, started_s: float = 0.0) -> Instance:
     return found
 
 
-def look(
+def poll(
     start_ups: StartUps, at_s: float, *launches: int, there: tuple[Instance, ...] = ()
 ) -> None:
     members = frozenset(f"w-{launch}" for launch in launches)
@@ -44,8 +44,8 @@ def starts(start_ups: StartUps, count: int, took_s: float, first: int = 1) -> No
         at_s = 1000.0 * launch
         there = (running(launch, at_s),)
         for number in range(round(took_s / LOOK_S) + 1):
-            look(start_ups, at_s + number * LOOK_S, there=there)
-        look(start_ups, at_s + took_s + 1.0, launch, there=there)
+            poll(start_ups, at_s + number * LOOK_S, there=there)
+        poll(start_ups, at_s + took_s + 1.0, launch, there=there)
 
 
 def test_start_up_time_without_observations_is_of_the_market_file() -> None:
@@ -53,7 +53,7 @@ def test_start_up_time_without_observations_is_of_the_market_file() -> None:
 
 
 def test_start_up_time_of_three_observations_replaces_the_market_file() -> None:
-    # looks at 60 s and 61 s: between them the worker was first heard of
+    # polls at 60 s and 61 s: the first heartbeat came between them
     start_ups = StartUps()
     starts(start_ups, 1, 60.0)
     assert start_ups.start_up_s(SPOT) == 5.0
@@ -80,55 +80,55 @@ def test_machines_started_before_the_first_poll_are_not_timed() -> None:
     # Three started at 0. A successor polls at 500 s, when Redis is empty, and then sees all of
     # them.
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, 500.0, there=there)
-    look(start_ups, 502.0, *range(1, 9), there=there)
+    poll(start_ups, 500.0, there=there)
+    poll(start_ups, 502.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == 5.0
     assert start_ups.reported == frozenset(range(1, 9))
 
 
 def test_machines_started_between_distant_polls_are_not_timed() -> None:
-    # looks    0         100 102
-    # machines    started    heard
+    # polls    0         100 102
+    # machines    started    heartbeats
     start_ups, there = StartUps(), tuple(running(launch, 50.0) for launch in range(1, 9))
-    look(start_ups, 0.0)
-    look(start_ups, 100.0, there=there)
-    look(start_ups, 102.0, *range(1, 9), there=there)
+    poll(start_ups, 0.0)
+    poll(start_ups, 100.0, there=there)
+    poll(start_ups, 102.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == 5.0
 
 
 def test_repeated_or_late_polls_are_ignored() -> None:
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, -2.0)
+    poll(start_ups, -2.0)
     for at_s in (2.0, 4.0, 6.0):
-        look(start_ups, at_s, there=there)
-    look(start_ups, 8.0, *range(1, 9), there=there)
-    look(start_ups, 4.0, there=there)
-    look(start_ups, 8.0, there=there)
+        poll(start_ups, at_s, there=there)
+    poll(start_ups, 8.0, *range(1, 9), there=there)
+    poll(start_ups, 4.0, there=there)
+    poll(start_ups, 8.0, there=there)
     assert start_ups.reported == frozenset(range(1, 9))
     assert start_ups.start_up_s(SPOT) == pytest.approx(7.0)
 
 
 def test_heartbeat_before_the_machine_start_is_read_is_timed() -> None:
-    # started at 1, heard at 2, and read back at 4
+    # started at 1, first heartbeat at 2, and read back at 4
     start_ups, there = StartUps(), tuple(running(launch, 1.0) for launch in range(1, 9))
-    look(start_ups, 0.0)
-    look(start_ups, 2.0, *range(1, 9))
-    look(start_ups, 4.0, *range(1, 9), there=there)
+    poll(start_ups, 0.0)
+    poll(start_ups, 2.0, *range(1, 9))
+    poll(start_ups, 4.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == pytest.approx(0.5)
 
 
 def test_empty_redis_does_not_restart_start_up_times() -> None:
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, 0.0)
+    poll(start_ups, 0.0)
     for at_s, launches in ((2.0, 9), (4.0, 1), (6.0, 9)):
-        look(start_ups, at_s, *range(1, launches), there=there)
+        poll(start_ups, at_s, *range(1, launches), there=there)
     assert start_ups.start_up_s(SPOT) == pytest.approx(1.0)
 
 
 def test_machine_is_ready_with_heartbeats_or_after_the_usual_time() -> None:
     start_ups, there = StartUps(), (running(8), running(9))
     starts(start_ups, 3, 60.0)
-    look(start_ups, 9000.0, 8, there=there)
+    poll(start_ups, 9000.0, 8, there=there)
 
     assert [readiness([SPOT], start_ups, T0 + 60.0)(each) for each in there] == [True, False]
     assert [readiness([SPOT], start_ups, T0 + 60.5)(each) for each in there] == [True, True]

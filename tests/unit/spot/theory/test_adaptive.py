@@ -45,7 +45,7 @@ def priced(usd_per_hour: float) -> tuple[Pool, ...]:
     return (POOLS[0], replace(POOLS[1], usd_per_hour=usd_per_hour))
 
 
-def on_its_way() -> Decision:
+def decision_after_60_s() -> Decision:
     """Decide at the beginning, and again after 60 s that went as planned."""
     first = POLICY.reconsider(situation(), None)
     return POLICY.reconsider(situation(6_660, 9_910), first)
@@ -59,7 +59,7 @@ def test_adaptive_starts_with_all_workers_on_spot() -> None:
 
 
 def test_first_review_plans_the_remaining_work_with_a_reserve() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
 
     # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
@@ -68,7 +68,7 @@ def test_first_review_plans_the_remaining_work_with_a_reserve() -> None:
 
 
 def test_decision_is_the_same_object_without_changes() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
 
     assert POLICY.reconsider(situation(6_630, 9_865), decided) is decided
 
@@ -86,14 +86,14 @@ def test_decision_is_the_same_object_without_changes() -> None:
     ],
 )
 def test_moved_names_the_change(now: Situation, why: str) -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
     time_s = now.work.deadline_s - 17
 
     assert why in moved(decided.basis, now, decided.places, time_s)
 
 
 def test_moved_names_changed_rates() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
     now = situation(6_630, 9_865)
     other = np.where(np.arange(WORKERS) % 2, 100.0, 150.0)
     now = replace(now, work=replace(now.work, rates_per_s=other))
@@ -102,7 +102,7 @@ def test_moved_names_changed_rates() -> None:
 
 
 def test_late_job_gets_more_on_demand_and_early_job_more_spot() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
     as_planned = np.count_nonzero(decided.places)
 
     behind = POLICY.reconsider(situation(6_300, 9_500), decided)
@@ -112,7 +112,7 @@ def test_late_job_gets_more_on_demand_and_early_job_more_spot() -> None:
 
 
 def test_workers_on_spot_stay_on_spot() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
     spot = decided.places > 0
     # Estimates of equal rates differ by chance, here to the disadvantage of those on spot.
     rates = np.where(spot, 126.0, 124.0)
@@ -124,7 +124,7 @@ def test_workers_on_spot_stay_on_spot() -> None:
 
 
 def test_interrupted_machines_are_replaced_first() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
     spot = np.flatnonzero(decided.places)
     up = np.ones(WORKERS, np.bool_)
     up[spot[:4]] = False
@@ -137,7 +137,7 @@ def test_interrupted_machines_are_replaced_first() -> None:
 
 
 def test_unreachable_deadline_runs_on_demand_and_states_the_delay() -> None:
-    late = POLICY.reconsider(situation(6_000, 9_900), on_its_way())
+    late = POLICY.reconsider(situation(6_000, 9_900), decision_after_60_s())
     from_the_start = POLICY.reconsider(situation(6_000, 10_000), None)
 
     assert not late.places.any()
@@ -147,7 +147,7 @@ def test_unreachable_deadline_runs_on_demand_and_states_the_delay() -> None:
 
 
 def test_reserve_is_kept_near_the_deadline() -> None:
-    close = POLICY.reconsider(situation(640.0 + 2, 1_000), on_its_way())
+    close = POLICY.reconsider(situation(640.0 + 2, 1_000), decision_after_60_s())
 
     assert not close.places.any()
     assert close.plan.feasible
@@ -162,14 +162,14 @@ def test_job_with_a_close_deadline_does_not_start_on_spot_alone() -> None:
 
 
 def test_spot_above_the_on_demand_price_is_not_used() -> None:
-    decided = POLICY.reconsider(situation(6_630, 9_865, priced(0.3)), on_its_way())
+    decided = POLICY.reconsider(situation(6_630, 9_865, priced(0.3)), decision_after_60_s())
 
     assert not decided.places.any()
     assert decided.plan.binding == "price"
 
 
 def test_decision_stays_with_no_updates_left() -> None:
-    decided = on_its_way()
+    decided = decision_after_60_s()
 
     assert POLICY.reconsider(situation(100, 0, priced(0.3)), decided) is decided
     assert POLICY.reconsider(situation(100, 0), None).plan.expected_cost_usd == 0
