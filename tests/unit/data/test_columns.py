@@ -217,7 +217,7 @@ def test_invalid_column_options_are_rejected_by_path(field: str, expected: str) 
     assert expected in str(caught.value)
 
 
-def test_from_with_tensor_codec_is_rejected() -> None:
+def test_field_path_with_tensor_codec_is_rejected() -> None:
     text = job("x: {dtype: int8, from: a}").model_dump_json().replace('"json"', '"tensor"')
     with pytest.raises(UserError, match=r"fields.x.from: is for records that have names"):
         job_from_json(text)

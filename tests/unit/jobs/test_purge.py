@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OTHERS = "digits-2", "digits.i2", "digit"  # jobs whose names look alike
 
 
-class MortalLog(MemoryLog):
+class FailingLog(MemoryLog):
     """A log that becomes unavailable once, when topics are deleted."""
 
     dies = False
@@ -66,7 +66,7 @@ class World:
     """Jobs that have everything that a job can have."""
 
     def __init__(self) -> None:
-        self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
+        self.log, self.redis, self.blobs = FailingLog(), MemoryRedis(), MemoryBlobs()
         self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
         self.job_store = JobOperations(self.log)
         for name in OTHERS:

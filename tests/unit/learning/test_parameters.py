@@ -47,8 +47,8 @@ def test_backward_pass_adds_to_the_flat_gradient() -> None:
     assert flat.gradient.tolist() == [6, 10, 2]
 
 
-class Looked(nn.Module):
-    """Looked-up rows between ordinary weights."""
+class RowLookup(nn.Module):
+    """Row lookups between ordinary weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Looked(nn.Module):
 
 def test_sparse_gradient_equals_torch_and_omits_zero_rows() -> None:
     """Rows that one round has touched are zero again in the next."""
-    module, plain = Looked(), Looked()
+    module, plain = RowLookup(), RowLookup()
     model = FlatModel(module)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)

@@ -19,7 +19,7 @@ RECORDS = 20
 PLACE = Partition("s", 0)
 
 
-class NotSeen:
+class LogWithFailingWriter:
     """A log whose topics are unavailable at first, as writers of Kafka report it."""
 
     def __init__(self, log: MemoryLog, times: int) -> None:
@@ -44,7 +44,7 @@ class NotSeen:
 def test_producer_waits_until_kafka_knows_its_topic() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(PLACE.topic, 1)])
-    away = NotSeen(log, times=2)
+    away = LogWithFailingWriter(log, times=2)
     spec = counting_spec(
         RECORDS, 0.0, name="counting", streams=[PLACE.topic], batch_size=4, group_size=1
     )

@@ -52,7 +52,7 @@ SPEC = parse_job(JOB)
 world, led, served = conftest.world, test_model.led, test_events.served
 
 
-class Way(Bridge):
+class WorldTransport(Bridge):
     """Transport to a service for several threads. It can be cut."""
 
     # Shared by all clients, because all that use one world run in its single loop.
@@ -76,7 +76,7 @@ class Way(Bridge):
 
 
 def client_of(world: World) -> doll.Client:
-    return doll.Client(URL, world.operator, transport=Way(world))
+    return doll.Client(URL, world.operator, transport=WorldTransport(world))
 
 
 def played(handler: Callable[[httpx2.Request], httpx2.Response], key: str = "") -> doll.Client:
@@ -150,7 +150,7 @@ def test_errors_are_reported_with_a_remedy(world: World) -> None:
     with pytest.raises(doll.UserError, match="plain data"):
         client.job("digits").change(group_size=object())
     with pytest.raises(doll.UserError, match="DOLL_API_KEY"):
-        doll.Client(URL, "doll_x", transport=Way(world)).jobs()
+        doll.Client(URL, "doll_x", transport=WorldTransport(world)).jobs()
 
 
 def test_client_reads_service_and_key_from_the_environment(
@@ -161,7 +161,7 @@ def test_client_reads_service_and_key_from_the_environment(
     monkeypatch.setenv("DOLL_API", URL)
     (tmp_path / "key").write_text(world.viewer + "\n")
     monkeypatch.setenv("DOLL_API_KEY_FILE", str(tmp_path / "key"))
-    with doll.Client(transport=Way(world)) as client:
+    with doll.Client(transport=WorldTransport(world)) as client:
         assert client.jobs() == []
 
 
@@ -340,7 +340,11 @@ def keep(led: World, epoch: int, version: int, job: str = "digits") -> None:
 
 
 def test_follower_serves_complete_and_increasing_versions(led: World) -> None:
-    net, inputs, way = build_model(task_of(SPEC, ()), 7), torch.ones(1, 1, 8, 8), Way(led)
+    net, inputs, way = (
+        build_model(task_of(SPEC, ()), 7),
+        torch.ones(1, 1, 8, 8),
+        WorldTransport(led),
+    )
     before = {name: each.clone() for name, each in net.state_dict().items()}
     job = doll.Client(URL, led.viewer, transport=way).job("digits")
     with job.follow(net, every_s=0.001) as live:
@@ -375,7 +379,7 @@ def test_follower_switches_to_the_next_job_of_its_name(led: World) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_follower_serves_during_an_outage_and_then_catches_up(led: World) -> None:
-    way = Way(led)
+    way = WorldTransport(led)
     job = doll.Client(URL, led.viewer, transport=way).job("digits")
     with job.follow(build_model(task_of(SPEC, ()), 7), every_s=0.001) as live:
         way.cut = True

@@ -100,7 +100,7 @@ def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
 
 
 @dataclass
-class OfOnePool:
+class SinglePoolSchedule:
     """A market's schedule for one pool, from 0 on."""
 
     schedule: PoolSchedules
@@ -111,8 +111,8 @@ class OfOnePool:
         return self.schedule.next_down_s(self.pool, slot, at_s, 0.0)
 
 
-def schedule_of(provider: ProcessProvider, folder: Path) -> OfOnePool:
-    return OfOnePool(schedule_of_market(market_of(provider), folder, 0.0))
+def schedule_of(provider: ProcessProvider, folder: Path) -> SinglePoolSchedule:
+    return SinglePoolSchedule(schedule_of_market(market_of(provider), folder, 0.0))
 
 
 def test_slots_and_seeds_have_different_schedules(tmp_path: Path) -> None:

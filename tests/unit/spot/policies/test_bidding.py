@@ -109,7 +109,7 @@ def test_lost_machines_are_replaced_under_another_bid() -> None:
     assert replacement != offer
 
 
-def test_pool_whose_price_rose_is_left_after_an_eviction() -> None:
+def test_pool_whose_price_rose_is_abandoned_after_an_eviction() -> None:
     first = BIDDING.reconsider(seen(), None)
     after = BIDDING.reconsider(seen(60.0, pools=priced(wild=2.0)), first)
     assert {offer.pool: count for offer, count in after.machines.items()} == {"steady": 6}

@@ -97,7 +97,7 @@ def test_estimates_are_of_the_later_of_review_and_plan() -> None:
     assert report(planned(), reviewed(T0 - 5)).on_demand_only_usd == 4.0
 
 
-def test_time_left_decreases_and_becomes_negative_after_the_deadline() -> None:
+def test_planned_time_left_stops_at_0_and_deadline_left_goes_negative() -> None:
     shown = report(planned())
     assert shown.planned_left_s(T0 + 1000) == 7000
     assert shown.planned_left_s(T0 + 9000) == 0

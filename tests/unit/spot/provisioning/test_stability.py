@@ -92,7 +92,7 @@ def test_work_left_to_a_loss_comes_from_its_curve() -> None:
     assert work_left(both, RATES, 200, T0, updates_to_loss=700.0).updates == 700
 
 
-def test_work_without_limits_is_one_hour_without_haste() -> None:
+def test_work_without_limits_is_planned_for_one_hour() -> None:
     work = work_left(replace(SETTINGS, updates=None, deadline_at_s=None), RATES, 0, T0)
 
     assert work.undisturbed_s == pytest.approx(HORIZON_S)

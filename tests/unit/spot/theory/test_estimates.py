@@ -126,7 +126,7 @@ def test_estimate_of_arrays_equals_estimates_of_numbers(
 
 
 @given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(1.01, 10))
-def test_rate_grows_with_records_and_is_surer_with_more_data(
+def test_rate_grows_with_records_and_its_certainty_with_more_data(
     records: float, seconds: float, factor: float
 ) -> None:
     rate = rate_from_counts(records, seconds)
