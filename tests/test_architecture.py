@@ -210,7 +210,7 @@ def upward(arrows: dict[str, set[str]]) -> list[str]:
     ]
 
 
-def test_a_folder_imports_only_folders_of_lower_floors() -> None:
+def test_folder_imports_only_folders_of_lower_floors() -> None:
     assert upward(graph(*TREES)) == []
 
 
@@ -220,7 +220,7 @@ def test_every_folder_has_a_floor_and_every_floor_its_folders() -> None:
     assert found == {name for floor in FLOORS for name in floor}
 
 
-def test_contributing_guide_says_what_each_folder_is_for() -> None:
+def test_contributing_guide_describes_each_folder() -> None:
     folders = set(re.findall("`([a-z_/]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
     ours = {path.parent for tree in ("common", "services") for path in (ROOT / tree).glob("*/*.py")}
     assert [
@@ -230,14 +230,14 @@ def test_contributing_guide_says_what_each_folder_is_for() -> None:
     ] == []
 
 
-def test_every_file_of_a_walk_is_there() -> None:
+def test_every_file_of_a_walk_exists() -> None:
     walks = (ROOT / "CONTRIBUTING.md").read_text().partition("## Seven walks")[2]
     named_files = set(re.findall(r"`([a-z_]+/[a-z_0-9/]+\.[a-z]+)`", walks))
     assert len(named_files) > 40
     assert [name for name in sorted(named_files) if not (ROOT / name).exists()] == []
 
 
-def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
+def test_only_listed_files_outside_common_spot_import_it() -> None:
     """Training can be understood without `common/spot`. Unused exceptions must be removed."""
     free = ("common.spot", "services.provisioner", "load", "tests")
     found = {
@@ -249,16 +249,16 @@ def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
 
 
 @pytest.mark.parametrize("process", CLOSURES)
-def test_process_imports_no_more_files_of_ours_than_before(process: str) -> None:
+def test_process_imports_no_more_of_our_files_than_before(process: str) -> None:
     """Lower the number in `CLOSURES` after a change that makes a process import fewer files."""
     assert len(closure(process)) <= CLOSURES[process]
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_files_do_not_import_each_other_in_a_circle() -> None:
     assert circles(graph(*TREES)) == []
 
 
-def test_a_circle_and_an_upward_arrow_are_noticed() -> None:
+def test_import_circle_and_upward_import_are_detected() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert upward({"common.core.book": {"common.errors", "common.wire.messages"}}) == [
         "common.core.book imports common.errors",
@@ -266,14 +266,14 @@ def test_a_circle_and_an_upward_arrow_are_noticed() -> None:
     ]
 
 
-def test_the_core_knows_numbers_and_messages_and_nothing_of_the_world() -> None:
+def test_core_imports_only_numeric_and_message_libraries() -> None:
     for path in sources("common/core"):
         tops = {name.partition(".")[0] for name in imports(path)} - {"common"}
         foreign = tops - sys.stdlib_module_names - CORE_LIBRARIES
         assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"
 
 
-def test_the_theory_knows_numbers_and_nothing_of_the_world() -> None:
+def test_theory_imports_only_numeric_libraries() -> None:
     for path in sources("common/spot/theory"):
         tops = {name.partition(".")[0] for name in imports(path)} - {"common"}
         foreign = tops - sys.stdlib_module_names - THEORY_LIBRARIES
@@ -290,19 +290,19 @@ def test_fleets_never_import_each_other() -> None:
 
 
 @pytest.mark.parametrize("library", HOMES)
-def test_a_client_library_has_one_home(library: str) -> None:
+def test_client_library_is_imported_in_one_folder(library: str) -> None:
     for path in sources("common", "services"):
         home = named(path).startswith(HOMES[library])
         assert home or not any(within(n, library) for n in imports(path)), named(path)
 
 
-def test_every_file_says_why_it_exists() -> None:
+def test_every_file_begins_with_a_docstring() -> None:
     for path in sources(*TREES):
         text = path.read_text()
         assert not text or text.startswith('"""'), f"{named(path)} does not begin with a docstring"
 
 
-def test_the_tree_names_no_machine_and_no_registry() -> None:
+def test_repository_names_no_machine_and_no_registry() -> None:
     others: list[str | Path] = ["Makefile", ".ci/run", "pyproject.toml", "constraints.txt"]
     others += [*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*/pom.xml")]
     others += [path for path in (ROOT / "docs").rglob("*") if path.is_file()]
@@ -311,7 +311,7 @@ def test_the_tree_names_no_machine_and_no_registry() -> None:
         assert not [secret for secret in SECRETS if secret in text], path
 
 
-def test_importing_starts_nothing() -> None:
+def test_importing_a_module_starts_nothing() -> None:
     modules = [module(path) for path in sources("common", "services")]
 
     answer = subprocess.run(  # noqa: S603 -- our own command line
@@ -325,7 +325,7 @@ def test_importing_starts_nothing() -> None:
     assert answer.stdout.split("\n")[0] == "[] 1"
 
 
-def test_the_protocol_needs_no_torch() -> None:
+def test_protocol_modules_do_not_import_torch() -> None:
     paths = sources(
         "common/core", "common/kafka", "common/redis", "common/telemetry", "common/notices"
     )
@@ -392,7 +392,7 @@ def unsafe_decoding(source: str) -> list[int]:
     return sorted(set(look(tree, inside=False)))
 
 
-def test_decoders_of_types_are_built_while_their_module_is_imported() -> None:
+def test_decoders_of_types_are_built_at_import() -> None:
     paths = [path for path in sources("common", "services", "load") if named(path) != DECODERS]
     assert [
         f"{named(path)}:{line}" for path in paths for line in unsafe_decoding(path.read_text())
@@ -418,7 +418,7 @@ def test_decoders_of_types_are_built_while_their_module_is_imported() -> None:
         "import msgspec.yaml\ndef read(data): return msgspec.yaml.decode(data, type=Job)",
     ],
 )
-def test_each_way_to_build_a_decoder_at_run_time_is_noticed(text: str) -> None:
+def test_decoder_built_at_run_time_is_detected(text: str) -> None:
     imported = (
         "import msgspec\nimport msgspec.json as json_of\nfrom msgspec import convert, json\n"
         "from msgspec import convert as as_job\nfrom msgspec.json import decode as read_json\n"
@@ -437,7 +437,7 @@ def test_each_way_to_build_a_decoder_at_run_time_is_noticed(text: str) -> None:
         "def read(image): return image.convert('RGB')",
     ],
 )
-def test_safe_ways_to_decode_are_not_noticed(text: str) -> None:
+def test_safe_ways_to_decode_are_not_reported(text: str) -> None:
     assert unsafe_decoding("import msgspec\n" + text) == []
 
 

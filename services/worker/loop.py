@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ from common.core.settings import WorkerSettings, slices_of
 from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
-from common.errors import OtherModelError, UserError
+from common.errors import OtherModelError, UnavailableError, UserError
 from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
@@ -128,10 +128,12 @@ class JobWorker:
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
-        try:
-            share_base(computer.model, task, spec.seed, store, write=False)
-        except OtherModelError as error:
-            raise UserError(str(error)) from error
+        # Without storage, the worker uses its own frozen tensors: the leader compares digests.
+        with suppress(UnavailableError):
+            try:
+                share_base(computer.model, task, spec.seed, store, write=False)
+            except OtherModelError as error:
+                raise UserError(str(error)) from error
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))

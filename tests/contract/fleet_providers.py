@@ -138,7 +138,9 @@ class Memory:
 class HandSchedule:
     """Outages made by a test; times count from the fleet's start."""
 
-    outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
+    outages_s: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # keyed by slot: begin, end
     down: bool = False  # everywhere
     usd_per_hour: float = 0.0  # bids below it are down, too
 
@@ -265,7 +267,7 @@ class Ec2Server:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self._lock = threading.Lock()
-        self._answers: dict[str, bytes] = {}  # by client token
+        self._answers: dict[str, bytes] = {}  # keyed by client token
         # The session reads the description of EC2 only once.
         self._session = boto3.session.Session()
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Time limit for each expected event.
 LONG_S = 30.0
-Answers: TypeAlias = dict[str, Future[Any]]  # by member
+Answers: TypeAlias = dict[str, Future[Any]]  # keyed by member
 NOWHERE = "127.0.0.1:1"  # no server listens there
 
 
@@ -109,7 +109,8 @@ class _InProcesses:
         self._redis = redis
         self._folder = folder
         self._transport = transport
-        self._children = dict[str, tuple[Child, str]]()  # with their sockets
+        # Processes and their sockets, keyed by member.
+        self._children = dict[str, tuple[Child, str]]()
         self._frozen = set[str]()
         self._cuts = set[frozenset[str]]()
         self._numbers = count()

@@ -60,7 +60,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
 # --- every store ---------------------------------------------------------------------------------
 
 
-def test_what_was_put_is_read_whole(blobs: Blobs) -> None:
+def test_put_blob_is_read_back_complete(blobs: Blobs) -> None:
     assert blobs.get("job/model") is None
     blobs.put("job/model", b"first")
     blobs.put("job/model", memoryview(b"second"))
@@ -69,13 +69,13 @@ def test_what_was_put_is_read_whole(blobs: Blobs) -> None:
     assert blobs.get("job/empty") == b""
 
 
-def test_a_large_blob_is_read_whole(blobs: Blobs) -> None:
+def test_large_blob_is_read_back_complete(blobs: Blobs) -> None:
     data = os.urandom(1 << 20) * 41  # on S3 it goes up in two parts
     blobs.put("large", data)
     assert blobs.get("large") == data
 
 
-def test_names_are_found_by_how_they_begin(blobs: Blobs) -> None:
+def test_listing_returns_names_with_the_prefix(blobs: Blobs) -> None:
     names = ["a/b/1", "a/b/10", "a/b/2", "a/bc", "a2/x", "z"]
     for name in reversed(names):
         blobs.put(name, b"")
@@ -86,20 +86,20 @@ def test_names_are_found_by_how_they_begin(blobs: Blobs) -> None:
     assert blobs.names("nowhere/") == []
 
 
-def test_a_folder_is_no_blob(blobs: Blobs) -> None:
+def test_get_of_a_folder_returns_none(blobs: Blobs) -> None:
     blobs.put("a/b", b"")
     assert blobs.get("a") is None
     assert blobs.get("a/b/c") is None
 
 
-def test_more_names_are_listed_than_a_page_holds(blobs: Blobs) -> None:
+def test_listing_returns_more_names_than_fit_on_a_page(blobs: Blobs) -> None:
     names = [f"many/{number:04}" for number in range(2 * PAGE + 5)]
     for name in names:
         blobs.replace(name, b"", None)
     assert blobs.names("many/") == names
 
 
-def test_deleting_is_final_and_needs_nothing_to_be_there(blobs: Blobs) -> None:
+def test_delete_removes_blob_and_ignores_missing_blob(blobs: Blobs) -> None:
     blobs.put("job/model", b"data")
     blobs.delete("job/model")
     blobs.delete("job/model")
@@ -108,7 +108,7 @@ def test_deleting_is_final_and_needs_nothing_to_be_there(blobs: Blobs) -> None:
     assert blobs.names("") == []
 
 
-def test_a_tag_changes_with_the_content(blobs: Blobs) -> None:
+def test_tag_changes_with_content(blobs: Blobs) -> None:
     assert blobs.get_tagged("latest") is None
     tags = []
     for data in (b"1", b"2", b"3"):
@@ -120,7 +120,7 @@ def test_a_tag_changes_with_the_content(blobs: Blobs) -> None:
     assert len(set(tags)) == 3
 
 
-def test_replacing_needs_the_tag_that_was_read(blobs: Blobs) -> None:
+def test_replace_needs_the_current_tag(blobs: Blobs) -> None:
     assert not blobs.replace("latest", b"0", "no such tag")
     assert blobs.replace("latest", b"1", None)
     assert not blobs.replace("latest", b"2", None)
@@ -131,7 +131,7 @@ def test_replacing_needs_the_tag_that_was_read(blobs: Blobs) -> None:
     assert blobs.get("latest") == b"3"
 
 
-def test_replacing_what_was_deleted_meanwhile_fails(blobs: Blobs) -> None:
+def test_replace_of_deleted_blob_fails(blobs: Blobs) -> None:
     blobs.put("latest", b"1")
     found = blobs.get_tagged("latest")
     assert found is not None
@@ -140,7 +140,7 @@ def test_replacing_what_was_deleted_meanwhile_fails(blobs: Blobs) -> None:
     assert blobs.get("latest") is None
 
 
-def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
+def test_concurrent_replaces_lose_no_increment(blobs: Blobs) -> None:
     """A counter that all writers increment ends at the number of increments."""
     blobs.put("counter", b"0")
     start = threading.Barrier(4)
@@ -152,14 +152,14 @@ def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
             assert found is not None
             if blobs.replace("counter", b"%d" % (int(found[0]) + 1), found[1]):
                 return
-        pytest.fail("somebody else was faster every time")
+        pytest.fail("another writer was faster every time")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, range(4)))
     assert blobs.get("counter") == b"4"
 
 
-def test_a_reader_never_sees_a_part(blobs: Blobs) -> None:
+def test_reader_never_sees_partial_blob(blobs: Blobs) -> None:
     whole = [bytes([number]) * 100_000 for number in range(4)]
     blobs.put("model", whole[0])
     with ThreadPoolExecutor() as pool:
@@ -186,7 +186,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
+def test_disk_store_rejects_names_outside_its_directory(tmp_path: Path, name: str) -> None:
     blobs = DiskBlobs(tmp_path / "blobs")
     calls: list[Callable[[], object]] = [
         lambda: blobs.put(name, b"x"),
@@ -202,7 +202,7 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
 
 
 @given(prefix=st.text("./a", max_size=6))
-def test_no_prefix_leads_out_of_the_directory(
+def test_disk_listing_ignores_prefixes_outside_its_directory(
     tmp_path_factory: pytest.TempPathFactory, prefix: str
 ) -> None:
     parent = tmp_path_factory.mktemp("parent")
@@ -210,12 +210,12 @@ def test_no_prefix_leads_out_of_the_directory(
     assert DiskBlobs(parent / "blobs").names(prefix) == []
 
 
-def test_a_store_in_the_same_directory_sees_the_same(tmp_path: Path) -> None:
+def test_disk_stores_of_one_directory_share_blobs(tmp_path: Path) -> None:
     DiskBlobs(tmp_path).put("job/model", b"data")
     assert DiskBlobs(tmp_path).get("job/model") == b"data"
 
 
-def test_unfinished_files_are_not_blobs_and_are_swept_after_a_day(tmp_path: Path) -> None:
+def test_unfinished_files_are_hidden_and_deleted_after_a_day(tmp_path: Path) -> None:
     blobs = DiskBlobs(tmp_path)
     leftovers = [tmp_path / ".unfinished" / name for name in ("old", "new")]
     for leftover in leftovers:
@@ -227,14 +227,14 @@ def test_unfinished_files_are_not_blobs_and_are_swept_after_a_day(tmp_path: Path
     assert [leftover.exists() for leftover in leftovers] == [False, True]
 
 
-def test_a_write_leaves_nothing_but_the_blob(tmp_path: Path) -> None:
+def test_disk_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     blobs = DiskBlobs(tmp_path)
     blobs.put("a", b"1")
     blobs.replace("a", b"2", "no such tag")
     assert list((tmp_path / ".unfinished").iterdir()) == []
 
 
-def test_a_blob_cannot_be_a_folder_too(tmp_path: Path) -> None:
+def test_disk_store_rejects_blob_name_that_is_also_a_folder(tmp_path: Path) -> None:
     blobs = DiskBlobs(tmp_path)
     blobs.put("a", b"1")
     with pytest.raises(UserError, match="folder"):
@@ -271,7 +271,7 @@ def failing(s3_server: str) -> Iterator[str]:
     server.close()
 
 
-def test_a_blob_above_the_size_of_a_part_goes_up_in_parts(s3_server: str) -> None:
+def test_blob_above_part_size_is_uploaded_in_parts(s3_server: str) -> None:
     blobs = S3Blobs(BUCKET, "parts/", s3_server, REGION, PART_BYTES)
     for name, data, parts in (("large", LARGE, 3), ("small", LARGE[:PART_BYTES], None)):
         blobs.put(name, data)
@@ -284,7 +284,7 @@ def test_a_blob_above_the_size_of_a_part_goes_up_in_parts(s3_server: str) -> Non
     assert blobs.names("") == ["large", "small"]
 
 
-def test_a_blob_whose_part_fails_is_not_there_and_what_was_there_stays(failing: str) -> None:
+def test_failed_part_aborts_upload_and_keeps_previous_blob(failing: str) -> None:
     blobs = S3Blobs(BUCKET, "failing/", failing, REGION, PART_BYTES)
     with pytest.raises(UnavailableError):
         blobs.put("large", LARGE)
@@ -298,7 +298,7 @@ def test_a_blob_whose_part_fails_is_not_there_and_what_was_there_stays(failing: 
     assert "Uploads" not in client.list_multipart_uploads(Bucket=BUCKET)  # nothing costs money
 
 
-def test_parts_that_a_killed_writer_left_are_no_blob(s3_server: str) -> None:
+def test_unfinished_upload_of_killed_writer_is_not_listed(s3_server: str) -> None:
     client = boto3.client("s3", endpoint_url=s3_server, region_name=REGION)
     upload = client.create_multipart_upload(Bucket=BUCKET, Key="killed/large")["UploadId"]
     client.upload_part(
@@ -312,7 +312,7 @@ def test_parts_that_a_killed_writer_left_are_no_blob(s3_server: str) -> None:
     client.abort_multipart_upload(Bucket=BUCKET, Key="killed/large", UploadId=upload)
 
 
-def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:
+def test_unreachable_store_raises_unavailable(s3_server: str) -> None:
     # The fixture only sets the credentials.
     del s3_server
     blobs = S3Blobs(BUCKET, "", "http://127.0.0.1:1", REGION)
@@ -322,7 +322,7 @@ def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:
         blobs.put("job/model", b"data")
 
 
-def test_a_bucket_that_is_not_there_is_the_users_to_make(s3_server: str) -> None:
+def test_missing_bucket_raises_user_error(s3_server: str) -> None:
     blobs = S3Blobs("elsewhere", "", s3_server, REGION)
     for call in (lambda: blobs.put("a", b""), lambda: blobs.get("a"), lambda: blobs.names("")):
         with pytest.raises(UserError, match="bucket"):
@@ -331,7 +331,7 @@ def test_a_bucket_that_is_not_there_is_the_users_to_make(s3_server: str) -> None
         blobs.replace("a", b"", None)
 
 
-def test_two_prefixes_of_a_bucket_are_two_stores(s3_server: str) -> None:
+def test_prefixes_of_one_bucket_are_separate_stores(s3_server: str) -> None:
     one, two = (S3Blobs(BUCKET, prefix, s3_server, REGION) for prefix in ("one/", "two/"))
     one.put("a", b"1")
     assert two.get("a") is None
@@ -351,7 +351,7 @@ def lying(s3_server: str) -> Iterator[LyingServer]:
     ("lie", "reason"),
     [("other", "of the bucket 'another'"), ("page", "that is no list")],
 )
-def test_answer_that_is_no_list_of_the_bucket_is_an_error(
+def test_invalid_list_response_raises_unavailable(
     lying: LyingServer, lie: Lie, reason: str
 ) -> None:
     blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
@@ -364,7 +364,7 @@ def test_answer_that_is_no_list_of_the_bucket_is_an_error(
     assert blobs.names("") == ["a"]
 
 
-def test_page_instead_of_an_object_is_an_error(lying: LyingServer) -> None:
+def test_page_instead_of_an_object_raises_unavailable(lying: LyingServer) -> None:
     blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
     lying.lies, lying.newest = {"lies": "page"}, {"lies": ""}
     with pytest.raises(UnavailableError, match="no object of a bucket"):
@@ -381,7 +381,7 @@ def test_page_instead_of_an_object_is_an_error(lying: LyingServer) -> None:
         ({"IsTruncated": None}, "no list"),
     ],
 )
-def test_list_that_contradicts_itself_is_an_error(
+def test_list_that_contradicts_itself_is_rejected(
     s3_server: str, changed: dict[str, object], reason: str
 ) -> None:
     blobs = S3Blobs(BUCKET, "lies/", s3_server, REGION)
@@ -397,14 +397,14 @@ def test_list_that_contradicts_itself_is_an_error(
     assert reason in blobs.why_no_list(page, "lies/", "")
 
 
-def test_list_whose_continuation_repeats_is_an_error(s3_server: str) -> None:
+def test_list_with_repeated_continuation_token_is_rejected(s3_server: str) -> None:
     blobs = S3Blobs(BUCKET, "", s3_server, REGION)
     page = {"Name": BUCKET, "IsTruncated": True, "NextContinuationToken": "t"}
     assert blobs.why_no_list(page, "", "") == ""
     assert "cut off" in blobs.why_no_list(page, "", "t")
 
 
-def test_folder_that_cannot_be_read_is_an_error_and_not_empty(tmp_path: Path) -> None:
+def test_unreadable_folder_raises_unavailable(tmp_path: Path) -> None:
     blobs = DiskBlobs(tmp_path)
     blobs.put("job/model", b"")
     assert blobs.names("nowhere/") == []

@@ -77,13 +77,13 @@ def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
 # --- models --------------------------------------------------------------------------------------
 
 
-def test_a_model_is_fetched_as_it_was_published(board: LeaderBoard) -> None:
+def test_published_model_is_read_back_unchanged(board: LeaderBoard) -> None:
     weights = np.arange(300_000, dtype=np.float32)
     board.put_model(MODEL, weights.data)
     assert board.get_model(MODEL) == weights.tobytes()
 
 
-def test_versions_of_two_leaders_are_two_models(board: LeaderBoard) -> None:
+def test_models_of_different_leaders_are_separate(board: LeaderBoard) -> None:
     board.put_model(ModelId(3, 17), b"mine")
     board.put_model(ModelId(9, 17), b"hers")
     assert board.get_model(ModelId(3, 17)) == b"mine"
@@ -91,7 +91,7 @@ def test_versions_of_two_leaders_are_two_models(board: LeaderBoard) -> None:
     assert board.get_model(ModelId(10, 17)) is None
 
 
-def test_only_the_last_few_versions_of_a_leader_are_kept(board: LeaderBoard) -> None:
+def test_only_last_four_versions_of_a_leader_are_kept(board: LeaderBoard) -> None:
     board.put_model(ModelId(2, 1), b"another leader's")
     for version in range(10):
         board.put_model(ModelId(3, version), b"weights")
@@ -100,7 +100,7 @@ def test_only_the_last_few_versions_of_a_leader_are_kept(board: LeaderBoard) -> 
     assert board.get_model(ModelId(2, 1)) == b"another leader's"
 
 
-def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -> None:
+def test_only_last_offered_model_is_kept(server: Server) -> None:
     board = server.board()
     assert board.offered_model() is None
     weights = np.arange(5, dtype=np.float32)
@@ -117,7 +117,7 @@ def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -
 # --- triggers ------------------------------------------------------------------------------------
 
 
-def test_triggers_come_in_order_and_each_once(board: LeaderBoard) -> None:
+def test_triggers_are_read_in_order_and_once(board: LeaderBoard) -> None:
     posted = [trigger(0, 1), trigger(0, 2), trigger(5, 1)]
     assert [board.post_trigger(each) for each in posted] == [True, True, True]
     assert board.triggers(TriggerId(-1, 0), 0) == posted
@@ -125,13 +125,13 @@ def test_triggers_come_in_order_and_each_once(board: LeaderBoard) -> None:
     assert board.triggers(TriggerId(5, 1), 0) == []
 
 
-def test_two_readers_see_the_same_trigger(server: Server) -> None:
+def test_two_readers_receive_the_same_trigger(server: Server) -> None:
     server.board().post_trigger(trigger(3, 1))
     assert server.board().triggers(TriggerId(0, 0), LONG_S) == [trigger(3, 1)]
     assert server.board().triggers(TriggerId(0, 0), LONG_S) == [trigger(3, 1)]
 
 
-def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
+def test_trigger_of_deposed_leader_is_rejected(server: Server) -> None:
     older, newer = server.board(), server.board()
     assert older.post_trigger(trigger(3, 8))
     assert newer.post_trigger(trigger(5, 1))
@@ -139,45 +139,45 @@ def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
     assert newer.triggers(TriggerId(3, 8), 0) == [trigger(5, 1)]
 
 
-def test_posting_the_same_trigger_again_is_no_failure(board: LeaderBoard) -> None:
+def test_posting_same_trigger_twice_succeeds(board: LeaderBoard) -> None:
     """The answer to the first call may be lost."""
     assert board.post_trigger(trigger(3, 1))
     assert board.post_trigger(trigger(3, 1))
     assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
 
 
-def test_another_trigger_under_ones_own_id_is_in_the_way(board: LeaderBoard) -> None:
+def test_posting_different_trigger_under_used_id_fails(board: LeaderBoard) -> None:
     forged = UpdateTrigger(TriggerId(3, 1), MODEL, ())
     assert board.post_trigger(forged)
     assert not board.post_trigger(trigger(3, 1))
 
 
-def test_reader_of_one_stream_gets_nothing_of_another(board: LeaderBoard) -> None:
+def test_reader_of_one_trigger_stream_ignores_other_streams(board: LeaderBoard) -> None:
     board.post_trigger(trigger(3, 1), "other")
     assert board.triggers(TriggerId(0, 0), 0.02) == []
     assert board.triggers(TriggerId(0, 0), LONG_S, "other") == [trigger(3, 1)]
 
 
-def test_old_triggers_make_room(board: LeaderBoard) -> None:
+def test_only_last_100_triggers_are_kept(board: LeaderBoard) -> None:
     for number in range(1, 131):
         board.post_trigger(trigger(3, number))
     kept = board.triggers(TriggerId(0, 0), 0)
     assert [each.id.number for each in kept] == list(range(31, 131))
 
 
-def test_a_small_model_travels_inside_its_trigger(board: LeaderBoard) -> None:
+def test_small_model_travels_inside_its_trigger(board: LeaderBoard) -> None:
     posted = UpdateTrigger(TriggerId(3, 1), MODEL, (), bytes(400))
     board.post_trigger(posted)
     assert board.triggers(TriggerId(0, 0), 0) == [posted]
 
 
-def test_waiting_for_triggers_ends_with_none(board: LeaderBoard) -> None:
+def test_waiting_for_triggers_times_out_empty(board: LeaderBoard) -> None:
     assert board.triggers(TriggerId(0, 0), 0) == []
     assert board.triggers(TriggerId(0, 0), 0.0001) == []
     assert board.triggers(TriggerId(0, 0), 0.02) == []
 
 
-def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
+def test_waiting_reader_wakes_on_next_trigger(server: Server) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(server.board().triggers, TriggerId(3, 1), LONG_S)
         board = server.board()
@@ -189,7 +189,7 @@ def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
 # --- replies -------------------------------------------------------------------------------------
 
 
-def test_replies_are_taken_in_order_and_once_each_with_its_job(
+def test_replies_are_popped_in_order_once_and_with_their_job(
     server: Server, board: LeaderBoard, boards: LeaderBoards, replies: Replies
 ) -> None:
     other = boards.board("another")
@@ -204,13 +204,13 @@ def test_replies_are_taken_in_order_and_once_each_with_its_job(
     assert replies.pop(9, 0) == []
 
 
-def test_many_are_taken_at_once(board: LeaderBoard, replies: Replies) -> None:
+def test_one_pop_returns_many_replies(board: LeaderBoard, replies: Replies) -> None:
     for offset in range(50):
         board.push_reply(failure(offset), REPLICA)
     assert len(replies.pop(100, LONG_S)) == 50
 
 
-def test_a_gradient_arrives_as_a_read_only_view(board: LeaderBoard, replies: Replies) -> None:
+def test_gradient_arrives_as_read_only_view(board: LeaderBoard, replies: Replies) -> None:
     vector = np.arange(300_000, dtype=np.float32)
     board.push_reply(gradient(vector), REPLICA)
     [(_, received)] = replies.pop(10, LONG_S)
@@ -220,33 +220,33 @@ def test_a_gradient_arrives_as_a_read_only_view(board: LeaderBoard, replies: Rep
     assert received.vector.base is not None
 
 
-def test_every_replica_has_its_own_replies(board: LeaderBoard, boards: LeaderBoards) -> None:
+def test_each_replica_has_its_own_replies(board: LeaderBoard, boards: LeaderBoards) -> None:
     board.push_reply(failure(1), "c1")
     board.push_reply(failure(2), "c2")
     assert [reply for _, reply in boards.replies("c2").pop(10, LONG_S)] == [failure(2)]
     assert [reply for _, reply in boards.replies("c1").pop(10, LONG_S)] == [failure(1)]
 
 
-def test_waiting_for_replies_ends_with_none(replies: Replies) -> None:
+def test_waiting_for_replies_times_out_empty(replies: Replies) -> None:
     assert replies.pop(10, 0) == []
     assert replies.pop(10, 0.0001) == []
     assert replies.pop(1, 0.02) == []
 
 
-def test_a_waiting_replica_is_woken_by_the_first_reply(server: Server, replies: Replies) -> None:
+def test_waiting_replica_wakes_on_first_reply(server: Server, replies: Replies) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(replies.pop, 10, LONG_S)
         server.board().push_reply(failure(), REPLICA)
         assert waiting.result(LONG_S) == [(server.job, failure())]
 
 
-def test_replies_that_nobody_takes_vanish(embedded_redis: EmbeddedRedis) -> None:
+def test_unread_replies_expire(embedded_redis: EmbeddedRedis) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         RedisLeaderBoard(embedded_redis.url, "a").push_reply(failure(), "ghost")
         assert 0 < client.pttl("doll:{ghost}:replies") <= 600_000
 
 
-def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
+def test_waiting_call_does_not_block_other_calls(
     server: Server, boards: LeaderBoards, replies: Replies
 ) -> None:
     board = boards.board(server.job)
@@ -266,14 +266,14 @@ def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
 # --- leader's status, liveness -------------------------------------------------------------------
 
 
-def test_the_newest_leader_status_is_read(board: LeaderBoard) -> None:
+def test_newest_leader_status_is_read(board: LeaderBoard) -> None:
     assert board.get_leader_status() is None
     board.put_leader_status(leader_status(4))
     board.put_leader_status(leader_status(5))
     assert board.get_leader_status() == leader_status(5)
 
 
-def test_a_leader_status_that_is_as_it_was_is_not_decoded_again(
+def test_unchanged_leader_status_is_not_decoded_again(
     embedded_redis: EmbeddedRedis,
 ) -> None:
     writer, reader = (RedisLeaderBoard(embedded_redis.url, "still") for _ in range(2))
@@ -286,7 +286,7 @@ def test_a_leader_status_that_is_as_it_was_is_not_decoded_again(
         assert reader.get_leader_status() == leader_status(each)
 
 
-def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Server) -> None:
+def test_put_leader_status_reports_whether_one_existed(server: Server) -> None:
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
@@ -298,7 +298,7 @@ def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Serve
     assert board.get_leader_status() == leader_status(5)
 
 
-def test_a_leader_status_that_is_as_it_was_takes_the_place_of_another(server: Server) -> None:
+def test_unchanged_leader_status_replaces_another_leaders_status(server: Server) -> None:
     board, other = server.board(), server.board()
     for _ in range(3):
         other.put_leader_status(leader_status(5))
@@ -306,7 +306,7 @@ def test_a_leader_status_that_is_as_it_was_takes_the_place_of_another(server: Se
         assert other.get_leader_status() == leader_status(4)
 
 
-def test_a_worker_is_alive_until_its_beat_runs_out(board: LeaderBoard) -> None:
+def test_worker_is_alive_until_its_heartbeat_expires(board: LeaderBoard) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(OTHER, "alive", 0.03)
     eventually(lambda: statuses(board) == {WORKER: "alive"})
@@ -314,7 +314,7 @@ def test_a_worker_is_alive_until_its_beat_runs_out(board: LeaderBoard) -> None:
     assert statuses(board) == {WORKER: "alive", OTHER: "alive"}
 
 
-def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: LeaderBoard) -> None:
+def test_heartbeat_carries_the_status_of_a_worker(board: LeaderBoard) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(WORKER, "waiting", LONG_S * 10)
     assert statuses(board) == {WORKER: "waiting"}
@@ -325,7 +325,7 @@ def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: LeaderBoard) 
     assert board.heartbeats() == {WORKER: Heartbeat("leaving", "0123456789abcdef")}
 
 
-def test_a_board_that_is_closed_takes_its_beats_with_it(server: Server) -> None:
+def test_closed_board_removes_its_heartbeats(server: Server) -> None:
     one, two = server.board(), server.board()
     one.beat(WORKER, "alive", LONG_S * 10)
     two.beat(OTHER, "alive", LONG_S * 10)
@@ -334,7 +334,7 @@ def test_a_board_that_is_closed_takes_its_beats_with_it(server: Server) -> None:
     eventually(lambda: statuses(two) == {OTHER: "alive"})
 
 
-def test_a_worker_that_comes_back_under_its_name_is_alive_at_once(server: Server) -> None:
+def test_worker_returning_under_its_name_is_alive_at_once(server: Server) -> None:
     one, two = server.board(), server.board()
     one.beat(WORKER, "alive", LONG_S * 10)
     one.close()
@@ -344,7 +344,7 @@ def test_a_worker_that_comes_back_under_its_name_is_alive_at_once(server: Server
     assert statuses(two) == {WORKER: "alive"}
 
 
-def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
+def test_workers_that_send_heartbeats_never_look_dead(server: Server) -> None:
     """Names of dead workers are removed while other workers of these names return."""
     names = [WorkerId(f"w{number}") for number in range(8)]
     boards = [server.board() for _ in names]
@@ -368,7 +368,7 @@ def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
     assert statuses(server.board()) == dict.fromkeys(names, "alive")
 
 
-def test_one_holder_at_a_time_has_the_lease(server: Server) -> None:
+def test_lease_has_one_holder_at_a_time(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", LONG_S * 10)
     assert not two.hold_lease("two", LONG_S * 10)
@@ -379,7 +379,7 @@ def test_one_holder_at_a_time_has_the_lease(server: Server) -> None:
     assert two.hold_lease("two", LONG_S * 10)
 
 
-def test_a_lease_runs_out(server: Server) -> None:
+def test_lease_expires(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", 0.03)
     eventually(lambda: two.hold_lease("two", LONG_S * 10))
@@ -387,7 +387,7 @@ def test_a_lease_runs_out(server: Server) -> None:
 
 
 @pytest.mark.parametrize("lasts_s", [None, 1e6])
-def test_a_lease_that_no_replica_asked_for_keeps_nobody_from_leading(
+def test_foreign_lease_without_holder_does_not_block_election(
     server: Server, lasts_s: float | None
 ) -> None:
     board = server.board()
@@ -396,7 +396,7 @@ def test_a_lease_that_no_replica_asked_for_keeps_nobody_from_leading(
     assert board.hold_lease("one", 1.0)
 
 
-def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
+def test_is_leased_reports_current_lease(server: Server) -> None:
     holder, visitor = server.board(), server.board()
     assert not visitor.is_leased()
     holder.hold_lease("one", LONG_S * 10)
@@ -407,7 +407,7 @@ def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
     eventually(lambda: not visitor.is_leased())
 
 
-def test_whoever_cannot_lead_says_why_for_a_while(server: Server) -> None:
+def test_reason_of_unable_replica_is_readable_until_it_expires(server: Server) -> None:
     one, two, visitor = server.board(), server.board(), server.board()
     assert visitor.unable() == {}
     one.put_unable("c1", "task x is not in DOLL_TASKS", LONG_S * 10)
@@ -423,14 +423,14 @@ def test_whoever_cannot_lead_says_why_for_a_while(server: Server) -> None:
     assert visitor.unable()["c1"] == "again"
 
 
-def test_prolonging_a_lease_counts_from_now(server: Server) -> None:
+def test_lease_renewal_counts_from_now(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", LONG_S * 10)
     assert one.hold_lease("one", 0.03)
     eventually(lambda: two.hold_lease("two", LONG_S * 10))
 
 
-def test_of_many_who_race_for_the_lease_one_gets_it(server: Server) -> None:
+def test_lease_race_has_one_winner(server: Server) -> None:
     names = [f"c{number}" for number in range(8)]
     boards = [server.board() for _ in names]
     start = threading.Barrier(len(names))
@@ -446,7 +446,7 @@ def test_of_many_who_race_for_the_lease_one_gets_it(server: Server) -> None:
 # --- snapshots -----------------------------------------------------------------------------------
 
 
-def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: LeaderBoard) -> None:
+def test_newest_snapshot_of_each_of_last_three_leaders_is_kept(board: LeaderBoard) -> None:
     assert board.snapshots() == []
     for epoch in (0, 3, 5, 12):
         for data in (b"old", b"new"):
@@ -457,14 +457,14 @@ def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: LeaderBo
     assert board.snapshots(0) == []
 
 
-def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: LeaderBoard) -> None:
+def test_snapshot_of_much_older_leader_is_not_kept(board: LeaderBoard) -> None:
     for epoch in (3, 5, 7, 12):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     board.put_snapshot(3, b"3", "c1")
     assert board.snapshots() == [b"12", b"7", b"5"]
 
 
-def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) -> None:
+def test_put_snapshot_fails_once_another_holds_the_lease(board: LeaderBoard) -> None:
     # A candidate that has read the snapshots must not miss a later one of its predecessors.
     assert board.hold_lease("old", LONG_S * 10)
     assert board.put_snapshot(3, b"1", "old")
@@ -478,7 +478,7 @@ def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) ->
 
 
 @pytest.mark.parametrize("free", [b"old", None])
-def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
+def test_ask_while_skips_request_if_key_was_just_taken(
     embedded_redis: EmbeddedRedis, free: bytes | None
 ) -> None:
     key = "doll:{taken}:lease"
@@ -504,7 +504,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
         assert server.ask(("GET", "doll:{taken}:a")) == [b"in time"]
 
 
-def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderBoard) -> None:
+def test_complete_snapshot_of_a_member_is_found_with_weights(board: LeaderBoard) -> None:
     for epoch in (2, 3, 5):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     for data in (b"older", b"3 with weights"):
@@ -523,7 +523,7 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderB
 # --- lost data -----------------------------------------------------------------------------------
 
 
-def say_everything(board: LeaderBoard) -> None:
+def write_everything(board: LeaderBoard) -> None:
     board.put_model(MODEL, b"weights.")
     board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
@@ -546,7 +546,7 @@ def read_everything(board: LeaderBoard) -> tuple[object, ...]:
     )
 
 
-SILENCE: tuple[object, ...] = (None, None, [], {}, None, {}, [])
+NOTHING: tuple[object, ...] = (None, None, [], {}, None, {}, [])
 EVERYTHING = (
     b"weights.",
     (MODEL, b"offered."),
@@ -558,34 +558,34 @@ EVERYTHING = (
 )
 
 
-def test_a_wiped_board_is_empty_and_goes_on(board: LeaderBoard) -> None:
-    say_everything(board)
+def test_wiped_board_is_empty_and_usable(board: LeaderBoard) -> None:
+    write_everything(board)
     board.wipe()
-    assert read_everything(board) == SILENCE
+    assert read_everything(board) == NOTHING
     assert board.hold_lease("two", LONG_S)
     board.wipe()
-    say_everything(board)
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 
-def test_a_wipe_leaves_other_jobs_alone(embedded_redis: EmbeddedRedis) -> None:
+def test_wipe_leaves_other_jobs_unchanged(embedded_redis: EmbeddedRedis) -> None:
     others = [RedisLeaderBoard(embedded_redis.url, job) for job in ("a", "abc", "a*c", "[abc]")]
     for other in others:
-        say_everything(other)
+        write_everything(other)
     RedisLeaderBoard(embedded_redis.url, "a*").wipe()
     RedisLeaderBoard(embedded_redis.url, "a*c").wipe()
     found = [read_everything(other) for other in others]
-    assert found == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
+    assert found == [EVERYTHING, EVERYTHING, NOTHING, EVERYTHING]
 
 
-def test_trigger_ids_go_on_after_a_wipe(board: LeaderBoard) -> None:
+def test_trigger_ids_continue_after_wipe(board: LeaderBoard) -> None:
     board.post_trigger(trigger(3, 8))
     board.wipe()
     assert board.post_trigger(trigger(3, 9))
     assert board.triggers(TriggerId(3, 8), LONG_S) == [trigger(3, 9)]
 
 
-def test_a_wipe_under_a_waiting_reader_loses_nothing_that_comes_after(server: Server) -> None:
+def test_waiting_reader_receives_trigger_posted_after_wipe(server: Server) -> None:
     board = server.board()
     board.post_trigger(trigger(3, 1))
     with ThreadPoolExecutor() as pool:
@@ -595,20 +595,20 @@ def test_a_wipe_under_a_waiting_reader_loses_nothing_that_comes_after(server: Se
         assert waiting.result(LONG_S) == [trigger(3, 2)]
 
 
-def test_a_server_that_was_killed_is_unavailable_and_works_again_after(server: Server) -> None:
+def test_killed_server_is_unavailable_until_restarted(server: Server) -> None:
     board = server.board()
-    say_everything(board)
+    write_everything(board)
     server.kill()
-    for call in (say_everything, read_everything):
+    for call in (write_everything, read_everything):
         with pytest.raises(UnavailableError):
             call(board)
     server.restart()
-    assert read_everything(board) == SILENCE
-    say_everything(board)
+    assert read_everything(board) == NOTHING
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 
-def test_reader_waiting_on_a_server_that_is_killed_gets_an_error(server: Server) -> None:
+def test_waiting_reader_gets_error_when_server_is_killed(server: Server) -> None:
     with ThreadPoolExecutor() as pool:
         board = server.board()
         board.put_leader_status(leader_status(4))
@@ -625,11 +625,11 @@ def test_reader_waiting_on_a_server_that_is_killed_gets_an_error(server: Server)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe garbage", b"{}"])
-def test_garbage_is_left_out_and_logged(
+def test_garbage_is_skipped_and_logged(
     server: Server, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = server.board()
-    say_everything(board)
+    write_everything(board)
     server.litter(garbage)
     assert read_everything(board) == (
         b"weights.",
@@ -659,7 +659,7 @@ def test_garbage_alone_does_not_end_a_wait(
         assert [each.id.epoch for each in for_trigger.result(LONG_S)] == [2**61]
 
 
-def test_garbage_with_a_high_id_locks_nobody_out_of_another_stream(server: Server) -> None:
+def test_garbage_with_high_id_blocks_only_its_own_stream(server: Server) -> None:
     board = server.board()
     board.put_leader_status(leader_status(4))
     server.litter(b"garbage")
@@ -669,7 +669,7 @@ def test_garbage_with_a_high_id_locks_nobody_out_of_another_stream(server: Serve
     assert board.triggers(TriggerId(0, 0), 0, "other") == [trigger(3, 1)]
 
 
-def test_the_first_of_a_kind_alone_is_logged(
+def test_only_first_garbage_of_a_kind_is_logged(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = server.board()
@@ -681,7 +681,7 @@ def test_the_first_of_a_kind_alone_is_logged(
     assert "kind=leader status" in caplog.text
 
 
-def test_a_trigger_under_a_false_id_is_left_out(
+def test_trigger_under_false_id_is_skipped(
     embedded_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = RedisLeaderBoard(embedded_redis.url, "forged")
@@ -693,7 +693,7 @@ def test_a_trigger_under_a_false_id_is_left_out(
 
 
 @pytest.mark.parametrize("number", [2**64 - 1, 2**62])
-def test_the_highest_id_of_all_keeps_nobody_from_another_stream(
+def test_highest_possible_id_does_not_block_other_streams(
     likest_redis: EmbeddedRedis, number: int
 ) -> None:
     board = RedisLeaderBoard(likest_redis.url, f"highest-{number}")
@@ -704,13 +704,13 @@ def test_the_highest_id_of_all_keeps_nobody_from_another_stream(
     assert board.triggers(TriggerId(-1, 0), 0, "other") == [trigger(3, 1)]
 
 
-def test_streams_of_triggers_that_nobody_writes_to_vanish(embedded_redis: EmbeddedRedis) -> None:
+def test_unused_trigger_streams_expire(embedded_redis: EmbeddedRedis) -> None:
     RedisLeaderBoard(embedded_redis.url, "vanishing").post_trigger(trigger(3, 1), "other")
     with redis.Redis.from_url(embedded_redis.url) as client:
         assert client.pttl("doll:{vanishing}:triggers:other") > 0
 
 
-def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:
+def test_worker_of_killed_process_disappears_at_once(embedded_redis: EmbeddedRedis) -> None:
     made = f"RedisLeaderBoard({embedded_redis.url!r}, 'killed')"
     beat = f"board = {made}\nboard.beat('w1', 'alive', 600.0)\ninput()"
     code = f"from common.redis.exchange import RedisLeaderBoard\n{beat}"
@@ -722,7 +722,7 @@ def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: Embedd
     eventually(lambda: statuses(board) == {})
 
 
-def test_a_worker_that_lost_its_connection_is_back_with_its_next_beat(
+def test_worker_that_lost_its_connection_returns_with_next_heartbeat(
     embedded_redis: EmbeddedRedis,
 ) -> None:
     board = RedisLeaderBoard(embedded_redis.url, "cut")
@@ -738,7 +738,9 @@ def test_a_worker_that_lost_its_connection_is_back_with_its_next_beat(
     eventually(back)
 
 
-def test_where_channels_are_forbidden_the_beat_alone_counts(embedded_redis: EmbeddedRedis) -> None:
+def test_liveness_uses_heartbeats_alone_if_channels_are_forbidden(
+    embedded_redis: EmbeddedRedis,
+) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.execute_command(
             "ACL", "SETUSER", "narrow", "on", ">pass", "~*", "+@all", "resetchannels"
@@ -749,25 +751,25 @@ def test_where_channels_are_forbidden_the_beat_alone_counts(embedded_redis: Embe
     assert statuses(board) == {WORKER: "alive"}
 
 
-def test_keys_of_another_type_are_garbage_too(
+def test_keys_of_wrong_type_are_treated_as_garbage(
     embedded_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = RedisLeaderBoard(embedded_redis.url, "types")
-    say_everything(board)
+    write_everything(board)
     with redis.Redis.from_url(embedded_redis.url) as client:
         for key in list(client.scan_iter("doll:{types}:*")):
             client.delete(key)
             client.hset(key, "field", "value")
-    assert read_everything(board) == SILENCE
+    assert read_everything(board) == NOTHING
     assert "kind=type" in caplog.text
-    say_everything(board)
+    write_everything(board)
     assert read_everything(board) == EVERYTHING
 
 
 # --- memory only ---------------------------------------------------------------------------------
 
 
-def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> None:
+def test_memory_board_expires_heartbeats_and_leases_by_given_clock() -> None:
     clock = ManualClock()
     board = MemoryBoard(MemoryRedis(clock), "job")
     board.beat(WORKER, "alive", 2.0)

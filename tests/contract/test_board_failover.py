@@ -92,7 +92,7 @@ def board(server: EmbeddedRedis) -> Iterator[RedisLeaderBoard]:
 
 @pytest.mark.redis
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
+def test_server_that_refuses_is_unavailable_and_works_afterwards(
     board: RedisLeaderBoard, admin: redis.Redis, name: str
 ) -> None:
     board.put_leader_status(leader_status(1))
@@ -138,7 +138,7 @@ def test_waiting_caller_gets_an_error_when_the_server_becomes_a_replica(
 
 
 @pytest.mark.redis
-def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_found() -> None:
+def test_client_finds_new_primary_behind_the_same_address() -> None:
     #   address ──▶ first  ····· becomes a replica, and keeps its connections
     #           ──▶ second ····· is written to from now on
     with EmbeddedRedis(tcp=True) as second, EmbeddedRedis(tcp=True) as first, Network() as network:
@@ -159,7 +159,7 @@ def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_fou
 
 
 @pytest.mark.redis
-def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
+def test_server_that_evicts_any_key_still_accepts_writes(
     board: RedisLeaderBoard, admin: redis.Redis
 ) -> None:
     admin.config_set("maxmemory-policy", "allkeys-lru")
@@ -177,9 +177,7 @@ def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
 
 
 @pytest.mark.redis
-def test_a_server_that_is_flushed_is_an_empty_one(
-    board: RedisLeaderBoard, admin: redis.Redis
-) -> None:
+def test_flushed_server_is_empty_and_usable(board: RedisLeaderBoard, admin: redis.Redis) -> None:
     board.put_leader_status(leader_status(1))
     board.beat(WORKER, "alive", 60.0)
     admin.flushall()
@@ -190,9 +188,7 @@ def test_a_server_that_is_flushed_is_an_empty_one(
 
 
 @pytest.mark.redis
-def test_caller_that_was_never_let_in_is_not_asked_to_wait(
-    server: EmbeddedRedis, admin: redis.Redis
-) -> None:
+def test_rejected_password_is_not_retriable(server: EmbeddedRedis, admin: redis.Redis) -> None:
     _ask_for_a_password(admin)
     board = RedisLeaderBoard(server.url, JOB)
     with pytest.raises(OutsideError, match="DOLL_REDIS_PASSWORD") as raised:

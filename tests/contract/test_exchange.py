@@ -49,7 +49,7 @@ class _Answers(SimpleQueue[Any]):
 
 
 @pytest.mark.parametrize("soon", [True, False])
-def test_every_call_is_answered_as_the_board_answers_it(
+def test_exchange_answers_match_those_of_the_board(
     boards: LeaderBoards,
     exchange: Exchange,
     *,
@@ -73,7 +73,7 @@ def test_every_call_is_answered_as_the_board_answers_it(
         assert boards.board(job).get_leader_status() == leader_status(4)
 
 
-def test_live_statuses_of_boards_are_what_each_board_says(boards: LeaderBoards) -> None:
+def test_live_statuses_match_those_of_each_board(boards: LeaderBoards) -> None:
     seen = [boards.board(job) for job in JOBS]
     for board in seen[::2]:
         board.beat(WORKER, "alive", LONG_S, DIGEST)
@@ -91,7 +91,7 @@ def test_live_statuses_of_boards_are_what_each_board_says(boards: LeaderBoards) 
     assert boards.live_statuses([]) == []
 
 
-def test_live_statuses_of_a_server_that_is_away_are_its_error(server: Server) -> None:
+def test_live_statuses_of_unreachable_server_are_errors(server: Server) -> None:
     boards = server.boards()
     seen = [boards.board(job) for job in JOBS[:2]]
     server.kill()
@@ -101,7 +101,7 @@ def test_live_statuses_of_a_server_that_is_away_are_its_error(server: Server) ->
     ]
 
 
-def test_a_lease_is_held_prolonged_and_given_back(
+def test_exchange_acquires_renews_and_releases_lease(
     boards: LeaderBoards,
     exchange: Exchange,
 ) -> None:
@@ -120,9 +120,9 @@ def test_a_lease_is_held_prolonged_and_given_back(
 
 
 @on_redis
-def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> None:
+def test_lease_of_ended_process_is_taken_over_at_once(server: Server) -> None:
     #  one    holds ─── ends
-    #  two      refused    told that it holds, though nobody asked again
+    #  two      refused    notified that it holds, without another request
     one, two = server.boards().exchange(), server.boards().exchange()
     held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")
@@ -154,7 +154,7 @@ def test_holder_that_released_the_lease_is_not_notified_of_an_end(server: Server
 
 
 @on_redis
-def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> None:
+def test_one_of_many_observers_takes_lease_of_ended_holder(server: Server) -> None:
     one, queues = server.boards().exchange(), {f"c{number}": _Answers() for number in range(5)}
     held = _Answers()
     others = [server.boards().exchange() for _ in queues]
@@ -173,7 +173,7 @@ def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> Non
         other.close()
 
 
-def test_a_holder_that_never_listened_keeps_its_lease(
+def test_holder_that_never_subscribed_keeps_its_lease(
     boards: LeaderBoards, exchange: Exchange
 ) -> None:
     boards.board("digits").hold_lease("older program", LONG_S * 10)
@@ -184,7 +184,7 @@ def test_a_holder_that_never_listened_keeps_its_lease(
     assert queue.empty()
 
 
-def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
+def test_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
     one, two = (RedisLeaderBoards(embedded_redis.url).exchange() for _ in range(2))
     held, queue = _Answers(), _Answers()
     _hold(one, held, "broken")
@@ -201,7 +201,7 @@ def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: Embedd
     two.close()
 
 
-def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: EmbeddedRedis) -> None:
+def test_restarted_holder_is_not_deposed_again(embedded_redis: EmbeddedRedis) -> None:
     boards = RedisLeaderBoards(embedded_redis.url)
     one, two = boards.exchange(), RedisLeaderBoards(embedded_redis.url).exchange()
     held, queue = _Answers(), _Answers()
@@ -251,7 +251,7 @@ def _listeners(client: redis.Redis, name: str) -> int:
     return client.pubsub_numsub(f"doll:{{{name}}}:alive")[0][1]
 
 
-def test_what_was_asked_last_is_what_stands_there_in_the_end(
+def test_last_put_leader_status_wins(
     boards: LeaderBoards,
     exchange: Exchange,
 ) -> None:
@@ -264,7 +264,7 @@ def test_what_was_asked_last_is_what_stands_there_in_the_end(
     assert boards.board("digits").get_leader_status() == leader_status(49)
 
 
-def test_outage_of_the_server_reaches_each_caller_and_calls_work_afterwards(
+def test_outage_reaches_each_caller_and_later_calls_succeed(
     server: Server,
     exchange: Exchange,
 ) -> None:
@@ -280,12 +280,12 @@ def test_outage_of_the_server_reaches_each_caller_and_calls_work_afterwards(
     assert queue.next() == {}
 
 
-def test_what_is_strange_in_one_job_is_nothing_to_the_others(
+def test_invalid_keys_of_one_job_do_not_affect_others(
     embedded_redis: EmbeddedRedis,
 ) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.rpush("doll:{strange}:workers", "of another type")
-        client.rpush("doll:{strange}:leader-status", "likewise")
+        client.rpush("doll:{strange}:leader-status", "of another type")
         client.sadd("doll:{other}:workers", b"\xff")
     shared = RedisLeaderBoards(embedded_redis.url)
     exchange = shared.exchange()
@@ -301,7 +301,7 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
     shared.close()
 
 
-def test_what_waits_is_sent_before_it_ends(boards: LeaderBoards) -> None:
+def test_close_sends_waiting_requests_first(boards: LeaderBoards) -> None:
     exchange = boards.exchange()
     queue = _Answers()
     exchange.put_leader_status("closing", leader_status(4), queue.put, soon=False)
@@ -311,7 +311,7 @@ def test_what_waits_is_sent_before_it_ends(boards: LeaderBoards) -> None:
     assert queue.get_nowait() is False
 
 
-def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
+def test_lease_that_expires_between_two_steps_is_acquired_again() -> None:
     board = RedisBoard("redis://localhost:1", "digits")
     steps = board.holding_lease("one", 1.0)
     next(steps)

@@ -75,12 +75,12 @@ def machine_of(fleet: Fleet, launch: int) -> Machine:
     return found
 
 
-def test_nothing_runs_at_first(fleet: Fleet) -> None:
+def test_new_fleet_has_no_machines(fleet: Fleet) -> None:
     assert fleet.machines() == ()
 
 
 @pytest.mark.parametrize("slot", [3, None])
-def test_an_order_becomes_a_machine_that_carries_what_was_ordered(
+def test_order_starts_machine_with_the_ordered_attributes(
     provider: Provider, fleet: Fleet, slot: int | None
 ) -> None:
     assert fleet.launch([LaunchRequest(7, "doll-7", slot, SPOT, "w3-7")]) == ()
@@ -93,7 +93,7 @@ def test_an_order_becomes_a_machine_that_carries_what_was_ordered(
     assert bool(machine.type and machine.zone) == isinstance(provider, Ec2)
 
 
-def test_machines_are_named_by_launch_whatever_their_pool(fleet: Fleet) -> None:
+def test_machines_are_identified_by_launch_across_pools(fleet: Fleet) -> None:
     assert fleet.launch([order(3), order(1, ON_DEMAND)]) == ()
     assert fleet.launch([order(2)]) == ()
     await_that(lambda: running(fleet) == [1, 2, 3])
@@ -101,9 +101,7 @@ def test_machines_are_named_by_launch_whatever_their_pool(fleet: Fleet) -> None:
     assert len({machine.id for machine in fleet.machines()}) == 3
 
 
-def test_an_order_that_is_given_again_brings_nothing_new_about(
-    provider: Provider, fleet: Fleet
-) -> None:
+def test_repeated_order_starts_no_second_machine(provider: Provider, fleet: Fleet) -> None:
     assert fleet.launch([order(1), order(1)]) == ()
     assert fleet.launch([order(1)]) == ()
     with closing(provider.fleet()) as another:
@@ -112,7 +110,7 @@ def test_an_order_that_is_given_again_brings_nothing_new_about(
         assert another.machines() == fleet.machines()
 
 
-def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fleet: Fleet) -> None:
+def test_attributes_of_running_machine_do_not_change(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
     before = fleet.machines()
@@ -122,7 +120,7 @@ def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fle
         assert another.machines() == before == fleet.machines()
 
 
-def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
+def test_released_machine_ends_as_released(fleet: Fleet) -> None:
     fleet.launch([order(1), order(2)])
     await_that(lambda: running(fleet) == [1, 2])
     given_back = machine_of(fleet, 1)
@@ -136,7 +134,7 @@ def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
     assert after.ended_s is None or after.ended_s >= after.started_s - 1.0
 
 
-def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None:
+def test_release_of_ended_or_unknown_machine_does_nothing(fleet: Fleet) -> None:
     fleet.launch([order(1), order(2)])
     await_that(lambda: running(fleet) == [1, 2])
     first = machine_of(fleet, 1).id
@@ -150,7 +148,7 @@ def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None
     assert ended(fleet) == [(1, "released")]
 
 
-def test_a_token_whose_machine_has_ended_gets_no_other(fleet: Fleet) -> None:
+def test_token_of_ended_machine_starts_no_other(fleet: Fleet) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
     fleet.release([machine_of(fleet, 1).id])
@@ -160,9 +158,7 @@ def test_a_token_whose_machine_has_ended_gets_no_other(fleet: Fleet) -> None:
     assert ended(fleet) == [(1, "released")]
 
 
-def test_a_machine_that_the_provider_took_back_ends_as_preempted(
-    provider: Provider, fleet: Fleet
-) -> None:
+def test_machine_reclaimed_by_provider_ends_as_preempted(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1), order(2), order(3, ON_DEMAND)])
     await_that(lambda: running(fleet) == [1, 2, 3])
     provider.preempt(2)
@@ -172,7 +168,7 @@ def test_a_machine_that_the_provider_took_back_ends_as_preempted(
 
 
 @pytest.mark.parametrize("provider", ["memory", "process"], indirect=True)
-def test_a_machine_goes_when_its_price_passes_its_bid_and_comes_at_no_higher_price(
+def test_machine_is_preempted_when_price_exceeds_its_bid(
     provider: WithPrices, fleet: Fleet
 ) -> None:
     bid, higher = (order(at)._replace(bid_usd_per_hour=usd) for at, usd in ((1, 0.2), (2, 0.4)))
@@ -186,7 +182,7 @@ def test_a_machine_goes_when_its_price_passes_its_bid_and_comes_at_no_higher_pri
     assert (refused.launch, refused.capacity) == (4, True)
 
 
-def test_a_machine_that_ended_by_itself_has_failed(provider: Provider, fleet: Fleet) -> None:
+def test_machine_that_exits_by_itself_ends_as_failed(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1), order(2, ON_DEMAND)])
     await_that(lambda: running(fleet) == [1, 2])
     provider.fail(2)
@@ -195,9 +191,7 @@ def test_a_machine_that_ended_by_itself_has_failed(provider: Provider, fleet: Fl
     assert machine_of(fleet, 2).detail
 
 
-def test_where_there_are_no_machines_orders_are_refused_for_good(
-    provider: Provider, fleet: Fleet
-) -> None:
+def test_order_without_capacity_is_refused_permanently(provider: Provider, fleet: Fleet) -> None:
     provider.refuse()
     refused = fleet.launch([order(1), order(2, ON_DEMAND), order(3)])
     assert sorted((each.launch, each.capacity) for each in refused) == [(1, True), (3, True)]
@@ -210,14 +204,14 @@ def test_where_there_are_no_machines_orders_are_refused_for_good(
     assert ended(fleet) == []
 
 
-def test_an_order_that_cannot_be_carried_out_keeps_no_other_from_it(fleet: Fleet) -> None:
+def test_impossible_order_does_not_block_other_orders(fleet: Fleet) -> None:
     (refused,) = fleet.launch([order(1, NOWHERE), order(2)])
     assert (refused.launch, refused.capacity) == (1, False)
     assert refused.reason
     await_that(lambda: running(fleet) == [2])
 
 
-def test_a_provider_that_is_away_says_so_and_machines_run_on(
+def test_unavailable_provider_raises_and_machines_keep_running(
     provider: Provider, fleet: Fleet
 ) -> None:
     fleet.launch([order(1)])
@@ -237,7 +231,7 @@ def test_a_provider_that_is_away_says_so_and_machines_run_on(
     await_that(lambda: running(fleet) == [1, 2])
 
 
-def test_machines_stay_when_whoever_launched_them_goes(provider: Provider) -> None:
+def test_machines_outlive_the_fleet_that_launched_them(provider: Provider) -> None:
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: running(fleet) == [1])
@@ -249,7 +243,7 @@ def test_machines_stay_when_whoever_launched_them_goes(provider: Provider) -> No
         await_that(lambda: ended(another) == [(1, "released")])
 
 
-def test_a_job_sees_and_ends_no_machines_of_another(provider: Provider, fleet: Fleet) -> None:
+def test_fleet_ignores_machines_of_another_job(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
     with closing(provider.fleet("other")) as other:
@@ -268,7 +262,7 @@ def ec2(ec2_server: Ec2Server, request: pytest.FixtureRequest) -> Iterator[Ec2]:
     ec2_server.honours_tokens = ec2_server.shows = True
 
 
-def test_where_tokens_are_forgotten_tags_keep_an_order_from_a_second_machine(ec2: Ec2) -> None:
+def test_tags_prevent_second_machine_if_provider_forgets_tokens(ec2: Ec2) -> None:
     ec2.server.honours_tokens = False
     with closing(ec2.fleet()) as fleet, closing(ec2.fleet()) as another:
         for each in (fleet, another, fleet):
@@ -279,7 +273,7 @@ def test_where_tokens_are_forgotten_tags_keep_an_order_from_a_second_machine(ec2
         assert running(fleet) == [2]
 
 
-def test_where_machines_are_shown_late_tokens_keep_an_order_from_a_second_one(ec2: Ec2) -> None:
+def test_tokens_prevent_second_machine_if_listing_lags(ec2: Ec2) -> None:
     ec2.server.shows = False
     with closing(ec2.fleet()) as fleet, closing(ec2.fleet()) as another:
         for each in (fleet, another, fleet):
@@ -289,7 +283,7 @@ def test_where_machines_are_shown_late_tokens_keep_an_order_from_a_second_one(ec
         assert running(another) == [1, 2]
 
 
-def test_more_orders_at_once_than_there_are_connections(ec2: Ec2) -> None:
+def test_fleet_launches_more_orders_than_it_has_connections(ec2: Ec2) -> None:
     with closing(ec2.fleet()) as fleet:
         assert fleet.launch([order(launch) for launch in range(1, 21)]) == ()
         assert running(fleet) == list(range(1, 21))

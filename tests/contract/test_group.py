@@ -46,13 +46,13 @@ def broken(answers: Answers) -> dict[str, list[str]]:
     return found
 
 
-def once_used(together: Together, name: str, forming: Answers) -> Answers:
+def answers_or_first_calls(together: Together, name: str, forming: Answers) -> Answers:
     """Return answers of the forming, or of the first call for members that did form the group."""
     formed = [member for member, answer in forming.items() if answer.exception(LONG_S) is None]
     return forming | together.begin("all_reduce", name, dict.fromkeys(formed, ([1.0] * 1000,)))
 
 
-def test_vectors_are_added_up_with_what_is_counted_along(together: Together, name: str) -> None:
+def test_all_reduce_sums_vectors_and_counters(together: Together, name: str) -> None:
     together.form(name, ALL)
 
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_vectors_are_added_up_with_what_is_counted_along(together: Together, nam
     assert all(found[m].tobytes() == found["m0"].tobytes() for m in ALL)
 
 
-def test_parts_of_any_length_are_exchanged(together: Together, name: str) -> None:
+def test_exchange_moves_parts_of_any_length(together: Together, name: str) -> None:
     members = ALL[:3]
     together.form(name, members)
     # Lengths that each member sends to ranks 0, 1 and 2, so rank 1 gets nothing.
@@ -90,7 +90,7 @@ def test_parts_of_any_length_are_exchanged(together: Together, name: str) -> Non
     assert found["m2"].tolist() == [3, 4, 13, 14, 23, 24]
 
 
-def test_everybody_gets_the_parts_of_all(together: Together, name: str) -> None:
+def test_gather_returns_all_parts_to_every_member(together: Together, name: str) -> None:
     members = ALL[:3]
     together.form(name, members)
     lengths = [2, 0, 3]
@@ -104,7 +104,7 @@ def test_everybody_gets_the_parts_of_all(together: Together, name: str) -> None:
     assert {tuple(vector) for vector in found.values()} == {(0, 0, 2, 2, 2)}
 
 
-def test_one_alone_is_a_group(together: Together, name: str) -> None:
+def test_single_member_forms_a_group(together: Together, name: str) -> None:
     together.form(name, ALL[:1])
 
     assert results(together.begin("all_reduce", name, {"m0": ([1.0, 2.0],)}))["m0"].tolist() == [
@@ -115,7 +115,7 @@ def test_one_alone_is_a_group(together: Together, name: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_death_in_a_call_is_sent_to_all_and_the_others_go_on(
+def test_death_during_a_call_is_reported_and_survivors_form_a_new_group(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     # The neighbours of the dead member notice and leave, and then the others do.
@@ -132,7 +132,7 @@ def test_a_death_in_a_call_is_sent_to_all_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_is_frozen_is_waited_for_no_longer_than_said_and_accused_by_nobody(
+def test_call_with_frozen_member_times_out_and_blames_no_member(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     together.form(name, ALL, SHORT_S)
@@ -143,7 +143,7 @@ def test_who_is_frozen_is_waited_for_no_longer_than_said_and_accused_by_nobody(
     assert broken(calling) == {"m0": [], "m2": [], "m3": []}  # its machine answers
 
 
-def test_a_call_is_given_up_by_another_thread_and_the_group_is_left(
+def test_abort_from_another_thread_breaks_call_and_leaves_group(
     together: Together, name: str
 ) -> None:
     together.form(name, ALL[:3])
@@ -156,7 +156,7 @@ def test_a_call_is_given_up_by_another_thread_and_the_group_is_left(
     assert broken(together.begin("all_reduce", name, {"m0": ([1.0] * 1000,)})) == {"m0": []}
 
 
-def test_who_is_dead_while_a_group_forms_is_named(
+def test_member_that_dies_while_group_forms_is_reported(
     fleet: Fleet, together: Together, name: str
 ) -> None:
     together.make(name, ALL[:3])
@@ -167,16 +167,14 @@ def test_who_is_dead_while_a_group_forms_is_named(
     assert broken(forming) == {"m0": ["m2"], "m1": ["m2"]}
 
 
-def test_who_does_not_come_is_waited_for_no_longer_than_said(
-    fleet: Fleet, together: Together, name: str
-) -> None:
+def test_forming_with_absent_member_times_out(fleet: Fleet, together: Together, name: str) -> None:
     together.make(name, ALL[:3], SHORT_S)
     fleet.freeze("m2")
 
     assert broken(together.begin("form", name, {"m0": (), "m1": ()})) == {"m0": [], "m1": []}
 
 
-def test_who_freezes_while_a_group_forms_is_waited_for_no_longer_than_said(
+def test_forming_with_member_that_freezes_times_out(
     fleet: Fleet, together: Together, name: str
 ) -> None:
     together.make(name, ALL[:3], SHORT_S)
@@ -187,10 +185,10 @@ def test_who_freezes_while_a_group_forms_is_waited_for_no_longer_than_said(
     _, going_on = wait(forming.values(), 3 * SHORT_S)  # gloo itself may take five
 
     assert not going_on
-    assert broken(once_used(together, name, forming)) == {"m0": [], "m1": []}
+    assert broken(answers_or_first_calls(together, name, forming)) == {"m0": [], "m1": []}
 
 
-def test_forming_can_be_given_up_before_and_after_it_begins(together: Together, name: str) -> None:
+def test_forming_can_be_aborted_before_and_after_it_begins(together: Together, name: str) -> None:
     together.make(name, ALL[:2])
     forming = together.begin("form", name, {"m0": ()})
     results(together.begin("abort", name, {"m0": (), "m1": ()}))
@@ -200,7 +198,7 @@ def test_forming_can_be_given_up_before_and_after_it_begins(together: Together, 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_dies_before_the_first_call_hangs_nobody(
+def test_member_that_dies_before_first_call_is_reported(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     together.form(name, ALL)
@@ -211,7 +209,7 @@ def test_who_dies_before_the_first_call_hangs_nobody(
     assert broken(calling) == {each: ["m3"] for each in ALL[:3]}
 
 
-def test_two_who_cannot_reach_each_other_name_each_other(
+def test_members_that_cannot_reach_each_other_report_each_other(
     fleet: Fleet, together: Together, name: str
 ) -> None:
     # m1 reaches both. It may have formed its part before the others give up.
@@ -221,10 +219,10 @@ def test_two_who_cannot_reach_each_other_name_each_other(
 
     middle = {"m1": forming.pop("m1")}
     assert broken(forming) == {"m0": ["m2"], "m2": ["m0"]}
-    assert broken(once_used(together, name, middle)) == {"m1": []}
+    assert broken(answers_or_first_calls(together, name, middle)) == {"m1": []}
 
 
-def test_a_name_that_was_used_is_refused(together: Together, name: str) -> None:
+def test_group_name_cannot_be_used_twice(together: Together, name: str) -> None:
     together.form(name, ALL[:2])
     together.make(name, ALL[:2])
 
@@ -234,7 +232,7 @@ def test_a_name_that_was_used_is_refused(together: Together, name: str) -> None:
     assert all("used before" in str(answer.exception()) for answer in answers.values())
 
 
-def test_a_copy_goes_on_beside_the_calls_of_another_group(together: Together, name: str) -> None:
+def test_copy_runs_beside_calls_of_another_group(together: Together, name: str) -> None:
     together.form(name, ALL[:3])
     together.form(name + "-copy", ("m1", "m3"))
     state: list[list[float]] = [[2.0] * 3000, [], [7.0]]
@@ -248,7 +246,7 @@ def test_a_copy_goes_on_beside_the_calls_of_another_group(together: Together, na
     assert [vector.tolist() for vector in results(copying)["m3"]] == state
 
 
-def test_a_copy_that_breaks_off_is_an_error_and_breaks_no_other_group(
+def test_broken_copy_leaves_other_groups_intact(
     fleet: Fleet, together: Together, name: str
 ) -> None:
     together.form(name, ALL[:2])

@@ -47,9 +47,7 @@ def ours() -> int:
     return sum(thread.name == "kafka-tails" for thread in threads)
 
 
-def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
-    log: KafkaLog, fresh: str
-) -> None:
+def test_tails_share_a_thread_that_ends_with_the_last_tail(log: KafkaLog, fresh: str) -> None:
     topics = [NewTopic(f"{fresh}-{number}") for number in range(20)]
     log.create_topics(topics)
     tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics]
@@ -68,7 +66,7 @@ def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
         assert ours() == 1
 
 
-def test_tails_that_must_begin_promptly_share_another_thread(log: KafkaLog, fresh: str) -> None:
+def test_prompt_tails_share_another_thread(log: KafkaLog, fresh: str) -> None:
     topics = [NewTopic(f"{fresh}-{number}") for number in range(4)]
     log.create_topics(topics)
     tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics[:2]]
@@ -96,7 +94,7 @@ def test_users_of_a_closed_log_get_an_error(log: KafkaLog, fresh: str) -> None:
 
 
 @pytest.mark.parametrize("code", [_OUT_OF_ORDER, _OLD_PRODUCER_EPOCH])
-def test_whose_sequence_is_broken_ends_so_that_another_writer_goes_on(
+def test_writer_with_broken_sequence_stops_and_next_writer_works(
     log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str, code: int
 ) -> None:
     log.create_topics([NewTopic(fresh)])
@@ -119,7 +117,7 @@ def test_whose_sequence_is_broken_ends_so_that_another_writer_goes_on(
     assert arrived == [0, 1]
 
 
-def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_another_producer(
+def test_producer_fault_stops_its_writers_and_next_writer_gets_new_producer(
     log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str
 ) -> None:
     log.create_topics([NewTopic(fresh)])
@@ -141,7 +139,7 @@ def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_ano
         writer.close()
 
 
-def test_a_record_that_the_broker_has_taken_before_is_delivered_nobody_knows_where(
+def test_record_that_broker_already_has_is_delivered_without_offset(
     log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str
 ) -> None:
     log.create_topics([NewTopic(fresh)])

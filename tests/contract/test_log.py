@@ -23,19 +23,19 @@ pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 # --- topics --------------------------------------------------------------------------------------
 
 
-def test_a_topic_can_be_used_as_soon_as_it_is_created(rig: Rig, fresh: str) -> None:
+def test_created_topic_is_usable_at_once(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 3, kept_forever=True, compacted=True)])
     assert rig.log.partitions(fresh) == tuple(Partition(fresh, index) for index in range(3))
     assert [rig.log.bounds(each) for each in rig.log.partitions(fresh)] == [Bounds(0, 0)] * 3
 
 
-def test_all_topics_are_listed(rig: Rig, fresh: str) -> None:
+def test_listing_returns_all_topics(rig: Rig, fresh: str) -> None:
     assert fresh not in rig.log.topics()
     rig.log.create_topics([NewTopic(fresh)])
     assert fresh in rig.log.topics()
 
 
-def test_deleted_topics_are_gone_with_all_that_they_hold(owned_rig: Rig, fresh: str) -> None:
+def test_deleted_topics_lose_their_records(owned_rig: Rig, fresh: str) -> None:
     other = f"{fresh}-other"
     for topic in (fresh, other):
         filled(owned_rig, topic, 5)
@@ -49,14 +49,14 @@ def test_deleted_topics_are_gone_with_all_that_they_hold(owned_rig: Rig, fresh: 
     assert owned_rig.log.bounds(Partition(fresh, 0)) == Bounds(0, 0)
 
 
-def test_creating_a_topic_again_changes_nothing(rig: Rig, fresh: str) -> None:
+def test_creating_existing_topic_changes_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
     rig.log.create_topics([NewTopic(fresh, 7)])
     assert rig.log.partitions(fresh) == (partition,)
     assert rig.log.bounds(partition) == Bounds(0, 5)
 
 
-def test_many_topics_are_made_at_once_and_those_that_are_there_stay(rig: Rig, fresh: str) -> None:
+def test_creating_many_topics_keeps_existing_ones(rig: Rig, fresh: str) -> None:
     old = filled(rig, fresh, 5)
     new = [NewTopic(f"{fresh}-{number}", number + 1, compacted=True) for number in range(3)]
     rig.log.create_topics([*new, NewTopic(fresh, 7)])
@@ -67,9 +67,7 @@ def test_many_topics_are_made_at_once_and_those_that_are_there_stay(rig: Rig, fr
     assert rig.log.ends([*places, old]) == {**dict.fromkeys(places, 0), old: 5}
 
 
-def test_a_topic_has_the_settings_that_were_relied_on_when_it_was_made(
-    owned_rig: Rig, fresh: str
-) -> None:
+def test_topic_settings_are_compared_with_those_it_needs(owned_rig: Rig, fresh: str) -> None:
     kept = NewTopic(f"{fresh}-kept", kept_forever=True)
     compacted = NewTopic(f"{fresh}-compacted", compacted=True)
     plain = NewTopic(f"{fresh}-plain")
@@ -95,7 +93,7 @@ def test_a_topic_has_the_settings_that_were_relied_on_when_it_was_made(
 
 
 @on_kafka
-def test_a_compacted_topic_takes_no_record_without_a_key(rig: Rig, fresh: str) -> None:
+def test_compacted_topic_rejects_record_without_key(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, compacted=True)])
     failed: list[DeliveryError] = []
     with closing(rig.log.writer()) as writer:
@@ -113,7 +111,7 @@ def test_a_compacted_topic_takes_no_record_without_a_key(rig: Rig, fresh: str) -
             writer.flush(PATIENCE_S)
 
 
-def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
+def test_ends_omit_missing_partitions(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     absent = [Partition(fresh, 7), Partition(f"{fresh}-absent", 0)]
     # If the first pass created the topic, the second one would find it.
@@ -124,7 +122,7 @@ def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
     assert rig.log.ends([]) == rig.log.high_watermarks([]) == {}
 
 
-def test_an_end_is_where_a_reader_ends(rig: Rig, fresh: str) -> None:
+def test_end_counts_holes_at_the_end_of_the_log(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     rig.append_before_hole(partition, b"3")
     eventually(lambda: rig.log.ends([partition]) == {partition: 5})
@@ -132,7 +130,7 @@ def test_an_end_is_where_a_reader_ends(rig: Rig, fresh: str) -> None:
     assert rig.log.bounds(partition) == Bounds(0, 5)
 
 
-def test_nothing_creates_an_unknown_topic_by_asking(rig: Rig, fresh: str) -> None:
+def test_reads_and_writes_do_not_create_unknown_topic(rig: Rig, fresh: str) -> None:
     absent = Partition(fresh, 0)
     # If the first pass created the topic, the second one would find it.
     for _ in range(2):
@@ -148,7 +146,7 @@ def test_nothing_creates_an_unknown_topic_by_asking(rig: Rig, fresh: str) -> Non
             assert tail.read(1, 0.05) == []
 
 
-def test_a_partition_beyond_the_last_is_unknown(rig: Rig, fresh: str) -> None:
+def test_partition_index_above_the_last_is_unknown(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 2)])
     with pytest.raises(UnknownTopicError):
         rig.log.bounds(Partition(fresh, 2))
@@ -157,7 +155,7 @@ def test_a_partition_beyond_the_last_is_unknown(rig: Rig, fresh: str) -> None:
 # --- bounds and positions ------------------------------------------------------------------------
 
 
-def test_bounds_follow_what_is_appended_and_what_expires(rig: Rig, fresh: str) -> None:
+def test_bounds_follow_appends_and_retention(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     assert rig.log.bounds(partition) == Bounds(0, 10)
     rig.expire(partition, 4)
@@ -166,7 +164,7 @@ def test_bounds_follow_what_is_appended_and_what_expires(rig: Rig, fresh: str) -
     assert rig.log.ends([partition]) == {partition: 10}
 
 
-def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fresh: str) -> None:
+def test_position_at_returns_first_record_not_older_than_the_time(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     between = time.time() + 0.002
     eventually(lambda: time.time() > between + 0.002)
@@ -191,7 +189,7 @@ def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) 
     assert [record.value for record in records] == [b"%d" % i for i in range(1_000)]
 
 
-def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh: str) -> None:
+def test_delivery_callback_runs_inside_poll_of_the_caller(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     threads: list[int] = []
     rig.writer.append(fresh, b"one", on_delivered=lambda _: threads.append(threading.get_ident()))
@@ -207,7 +205,7 @@ def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh:
     assert threads == [threading.get_ident()]
 
 
-def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> None:
+def test_keys_and_tombstones_are_read_back_unchanged(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, compacted=True)])
     rig.writer.append(fresh, b"", key=b"job", headers=[("why", b"test")])
     rig.writer.append(fresh, None, key=b"job")
@@ -219,7 +217,7 @@ def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> Non
     ]
 
 
-def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fresh: str) -> None:
+def test_partition_is_chosen_by_key_or_spread_evenly(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 3)])
     # The client only uses partitions whose leader it knows.
     for partition in range(3):
@@ -235,9 +233,7 @@ def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fre
     assert all(values.count(b"keyless") > 50 for values in found)
 
 
-def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
-    rig: Rig, fresh: str
-) -> None:
+def test_record_too_large_for_the_client_is_refused_and_writer_works(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     with closing(rig.log.writer()) as writer:
         with pytest.raises(RecordTooLargeError):
@@ -247,9 +243,7 @@ def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
     assert [record.value for record in everything(rig.log, Partition(fresh, 0))] == [b"small"]
 
 
-def test_a_record_that_its_topic_does_not_take_is_reported_and_its_writer_goes_on(
-    owned_rig: Rig, fresh: str
-) -> None:
+def test_record_too_large_for_its_topic_fails_and_writer_works(owned_rig: Rig, fresh: str) -> None:
     owned_rig.log.create_topics([NewTopic(fresh)])
     owned_rig.configure(fresh, {"max.message.bytes": "1000"})
     failed: list[DeliveryError] = []
@@ -263,7 +257,7 @@ def test_a_record_that_its_topic_does_not_take_is_reported_and_its_writer_goes_o
     assert [record.value for record in everything(owned_rig.log, Partition(fresh, 0))] == [b"small"]
 
 
-def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, fresh: str) -> None:
+def test_lost_record_stops_its_writer_but_no_other(owned_rig: Rig, fresh: str) -> None:
     partition = filled(owned_rig, fresh, 1)
     small = Partition(f"{fresh}-small", 0)
     owned_rig.log.create_topics([NewTopic(small.topic)])
@@ -283,7 +277,7 @@ def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, f
     assert owned_rig.log.ends([small]) == {small: 0}
 
 
-def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: str) -> None:
+def test_writers_run_their_callbacks_in_their_own_threads(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     threads: list[tuple[str, int]] = []
 
@@ -308,7 +302,7 @@ def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: s
     assert rig.log.ends([Partition(fresh, 0)]) == {Partition(fresh, 0): 150}
 
 
-def test_writer_notifies_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
+def test_writer_notifies_when_a_delivery_can_be_polled(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     ready, offsets = threading.Event(), list[int | None]()
     with closing(rig.log.writer(on_ready=ready.set)) as writer:

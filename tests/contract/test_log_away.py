@@ -32,7 +32,7 @@ def away(rig: Rig) -> Iterator[None]:
         rig.come_back()
 
 
-def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fresh: str) -> None:
+def test_records_appended_during_an_outage_arrive_once(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     offsets: list[int | None] = []
     with closing(rig.log.writer()) as writer:
@@ -50,7 +50,7 @@ def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fres
 
 
 @on_servers
-def test_a_full_writer_waits_or_says_so_and_no_other_does(rig: Rig, fresh: str) -> None:
+def test_full_writer_waits_or_raises_and_others_work(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 1)
     with (
         closing(rig.log.writer(waits=False, max_bytes=11_000)) as hasty,
@@ -86,7 +86,7 @@ def test_a_full_writer_waits_or_says_so_and_no_other_does(rig: Rig, fresh: str) 
     assert sizes.count(20_000) == 1
 
 
-def test_readers_say_that_the_broker_is_away_and_go_on_after_it(rig: Rig, fresh: str) -> None:
+def test_readers_report_an_outage_and_resume_after_it(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     span = Span(*partition, 2, 8)
     records: list[LogRecord] = []
@@ -152,7 +152,7 @@ class Patient:
         return len(self.offsets) == count
 
 
-def test_a_stream_goes_on_after_the_broker_was_away(group_rig: Rig, fresh: str) -> None:
+def test_stream_resumes_after_an_outage(group_rig: Rig, fresh: str) -> None:
     partition = filled(group_rig, fresh, 10)
     with closing(group_rig.log.stream(f"{fresh}-group", [fresh], "alone")) as reader:
         patient = Patient(reader)

@@ -126,7 +126,7 @@ def test_members_share_all_partitions_and_read_every_record(group_rig: Rig, fres
     three.reader.close()
 
 
-def test_a_member_that_dies_without_a_word_is_replaced(group_rig: Rig, fresh: str) -> None:
+def test_member_that_dies_silently_is_replaced(group_rig: Rig, fresh: str) -> None:
     company = Company(group_rig.log, fresh)
     survivor = company.join("survivor")
     with closing(survivor.reader):
@@ -137,7 +137,7 @@ def test_a_member_that_dies_without_a_word_is_replaced(group_rig: Rig, fresh: st
         step_until(company.everything_is_read, [survivor])
 
 
-def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, fresh: str) -> None:
+def test_paused_member_keeps_its_membership_across_a_rebalance(group_rig: Rig, fresh: str) -> None:
     company = Company(group_rig.log, fresh)
     one = company.join("one")
     with closing(one.reader):
@@ -154,7 +154,7 @@ def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, f
         step_until(company.everything_is_read, [one])
 
 
-def test_rebalances_are_served_while_no_records_are_wanted(rig: Rig, fresh: str) -> None:
+def test_poll_for_zero_records_still_serves_rebalances(rig: Rig, fresh: str) -> None:
     company = Company(rig.log, fresh)
     idle = company.join("idle")
     with closing(idle.reader):
@@ -170,7 +170,7 @@ def test_rebalances_are_served_while_no_records_are_wanted(rig: Rig, fresh: str)
 
 
 @on_kafka
-def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: str) -> None:
+def test_partitions_of_static_member_wait_for_its_return(rig: Rig, fresh: str) -> None:
     company = Company(rig.log, fresh)
     stays, leaves = company.join("stays", hold=True), company.join("leaves", hold=True)
     with closing(stays.reader):
@@ -188,7 +188,7 @@ def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: 
 
 
 @on_kafka
-def test_a_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) -> None:
+def test_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) -> None:
     company = Company(rig.log, fresh)
     first = company.join("same", hold=True)
     with closing(first.reader):
@@ -198,7 +198,7 @@ def test_a_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) 
             step_until(lambda: False, [first, second])
 
 
-def test_a_group_is_deleted_when_it_has_no_members(owned_rig: Rig, fresh: str) -> None:
+def test_group_can_be_deleted_once_it_has_no_members(owned_rig: Rig, fresh: str) -> None:
     owned_rig.log.create_topics([NewTopic(fresh, _PARTITIONS)])
     member = Member(owned_rig.log, fresh, "w1", dict.fromkeys(owned_rig.log.partitions(fresh), 0))
     groups = [f"{fresh}-group", f"{fresh}-absent"]

@@ -99,7 +99,7 @@ def next_of(member: StreamReader, known: LogPosition) -> Fetched | LogTruncated:
                 member.place(dict.fromkeys(event.partitions, known))
 
 
-def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
+def read_recreated(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
     """Read all records of a recreated topic with a tail and with a member."""
     known = LogPosition(0, rig.log.describe([partition.topic])[partition.topic].topic_id)
     with closing(rig.log.tail(partition, known)) as tail:
@@ -121,7 +121,7 @@ def all_offsets(member: StreamReader, known: LogPosition, count: int) -> list[in
 # --- ids and epochs ------------------------------------------------------------------------------
 
 
-def test_a_topic_has_an_id_unless_it_is_not_there(rig: Rig, fresh: str) -> None:
+def test_describe_returns_ids_of_existing_topics(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     found = rig.log.describe([fresh, f"{fresh}-absent"])
     assert found == {fresh: FoundTopic(known.topic_id, len(rig.log.partitions(fresh)))}
@@ -130,7 +130,7 @@ def test_a_topic_has_an_id_unless_it_is_not_there(rig: Rig, fresh: str) -> None:
     assert rig.log.agrees({}) == {}
 
 
-def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str) -> None:
+def test_records_have_the_same_leader_epochs_in_every_reader(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     with closing(rig.log.tail(partition, 0)) as tail:
         epochs = [record.epoch for record in next_records(tail, 10)]
@@ -145,7 +145,7 @@ def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str)
 
 
 @on_kafka
-def test_the_end_of_a_log_is_reported_with_what_is_known_of_it(rig: Rig, fresh: str) -> None:
+def test_end_position_from_before_a_cut_disagrees(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     before = rig.log.end_positions([partition, Partition(fresh, 7)])
     assert before == {partition: known}
@@ -158,7 +158,7 @@ def test_the_end_of_a_log_is_reported_with_what_is_known_of_it(rig: Rig, fresh: 
     assert rig.log.agrees(rig.log.end_positions([partition])) == {}
 
 
-def test_a_position_above_the_end_does_not_agree(rig: Rig, fresh: str) -> None:
+def test_position_above_the_end_disagrees(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     for wrong in (LogPosition(11), known._replace(offset=11)):
         assert rig.log.agrees({partition: wrong}) == {partition: 10}
@@ -166,14 +166,14 @@ def test_a_position_above_the_end_does_not_agree(rig: Rig, fresh: str) -> None:
         rig.log.agrees({partition: known, Partition(fresh, 1): LogPosition(0)})
 
 
-def test_what_has_expired_agrees(rig: Rig, fresh: str) -> None:
+def test_position_of_expired_record_agrees(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     rig.expire(partition, 10)
     assert rig.log.agrees({partition: known}) == {}
     assert rig.log.agrees({partition: known._replace(offset=3)}) == {}
 
 
-def test_whoever_goes_on_where_it_stood_reads_on(rig: Rig, fresh: str) -> None:
+def test_reader_resumed_at_its_position_reads_on(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     with (
         closing(rig.log.tail(partition, known)) as tail,
@@ -189,7 +189,7 @@ def test_whoever_goes_on_where_it_stood_reads_on(rig: Rig, fresh: str) -> None:
 
 
 @on_kafka
-def test_a_cut_log_does_not_agree_whether_or_not_it_has_grown_again(rig: Rig, fresh: str) -> None:
+def test_cut_log_disagrees_before_and_after_it_grows_again(rig: Rig, fresh: str) -> None:
     """Ten records, the last four lost; then six others in their places.
 
     offset    0 1 2 3 4 5 | 6 7 8 9 | 10 11
@@ -214,7 +214,7 @@ def test_a_cut_log_does_not_agree_whether_or_not_it_has_grown_again(rig: Rig, fr
 
 @on_kafka
 @pytest.mark.parametrize("grown", [0, 9])
-def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
+def test_tails_and_members_report_a_cut_before_they_read_on(
     rig: Rig, fresh: str, grown: int
 ) -> None:
     partition, known = ten(rig, fresh)
@@ -248,7 +248,7 @@ def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
 
 
 @pytest.mark.kafka
-def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
+def test_stopped_broker_can_be_cut_and_loses_whole_batches(
     apache_kafka: ApacheKafka, fresh: str
 ) -> None:
     partition = Partition(fresh, 0)
@@ -280,7 +280,7 @@ def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
 # --- a partition is added -------------------------------------------------------------------------
 
 
-def test_caller_that_asked_before_a_partition_was_added_learns_where_it_ends(
+def test_end_of_a_partition_added_after_the_first_request_is_found(
     owned_rig: Rig, fresh: str
 ) -> None:
     partition, known = ten(owned_rig, fresh)
@@ -297,7 +297,7 @@ def test_caller_that_asked_before_a_partition_was_added_learns_where_it_ends(
 
 
 @pytest.mark.parametrize(("count", "lower"), [(3, False), (30, False), (30, True)])
-def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_one(
+def test_readers_report_recreated_topic_and_read_the_new_one(
     owned_rig: Rig, fresh: str, count: int, *, lower: bool
 ) -> None:
     """Fewer records than were read, or more; the old one's leader epochs may be the higher ones."""
@@ -324,7 +324,7 @@ def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_o
         assert next_of(member, known) == LogTruncated(partition, 0, recreated=True)
         with closing(owned_rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (RecreatedError, 0, [])
-        read_anew(owned_rig, member, partition, count)
+        read_recreated(owned_rig, member, partition, count)
 
         def span_is_read() -> bool:
             try:

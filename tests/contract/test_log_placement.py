@@ -66,7 +66,7 @@ def read(reader: StreamReader, partition: Partition, count: int) -> list[int]:
     return offsets
 
 
-def test_a_partition_is_silent_until_it_is_placed(group_rig: Rig, fresh: str) -> None:
+def test_joined_partition_is_silent_until_placed(group_rig: Rig, fresh: str) -> None:
     partition = filled(group_rig, fresh, 10)
     with closing(joined(group_rig.log, fresh)) as reader:
         assert [reader.poll(100, 0.05) for _ in range(4)] == [()] * 4
@@ -74,7 +74,7 @@ def test_a_partition_is_silent_until_it_is_placed(group_rig: Rig, fresh: str) ->
         assert read(reader, partition, 6) == list(range(4, 10))
 
 
-def test_records_come_in_runs_with_their_times(rig: Rig, fresh: str) -> None:
+def test_records_are_fetched_in_runs_with_arrival_times(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 0})
@@ -85,7 +85,7 @@ def test_records_come_in_runs_with_their_times(rig: Rig, fresh: str) -> None:
         assert rig.log.position_at(partition, event.first_arrival_s) == 0
 
 
-def test_a_poll_gives_no_more_records_than_asked_for(rig: Rig, fresh: str) -> None:
+def test_poll_returns_at_most_the_requested_records(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 3)])
     for i in range(300):
         rig.writer.append(fresh, b"%d" % i, partition=i % 3)
@@ -105,9 +105,7 @@ def test_a_poll_gives_no_more_records_than_asked_for(rig: Rig, fresh: str) -> No
         assert all(each == list(range(100)) for each in offsets.values())
 
 
-def test_what_was_placed_last_counts_whatever_was_fetched_before(
-    group_rig: Rig, fresh: str
-) -> None:
+def test_last_placement_discards_records_fetched_before(group_rig: Rig, fresh: str) -> None:
     """Placements go back and forth: no record of an earlier placement is ever returned."""
     partition = filled(group_rig, fresh, 3_000)
     dice = random.Random(11)  # noqa: S311 -- not for secrets
@@ -122,7 +120,7 @@ def test_what_was_placed_last_counts_whatever_was_fetched_before(
             assert read(reader, partition, count) == list(range(position, position + count))
 
 
-def test_placing_one_partition_leaves_the_others_alone(rig: Rig, fresh: str) -> None:
+def test_placing_one_partition_does_not_affect_others(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 2)])
     for i in range(2_000):
         rig.writer.append(fresh, b"%d" % i, partition=i % 2)
@@ -144,7 +142,7 @@ def test_placing_one_partition_leaves_the_others_alone(rig: Rig, fresh: str) -> 
     assert seen == list(range(1_000))
 
 
-def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
+def test_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 2)
     records = [rig.append_before_hole(partition, b"%d" % (2 + 2 * i)) for i in range(4)]
     with closing(joined(rig.log, fresh)) as reader:
@@ -155,7 +153,7 @@ def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
             assert read(reader, partition, 2) == records[2:]
 
 
-def test_the_end_of_a_log_that_ends_with_holes_is_reported_once(group_rig: Rig, fresh: str) -> None:
+def test_end_of_log_with_trailing_holes_is_reported_once(group_rig: Rig, fresh: str) -> None:
     """Records 0 to 2, another one, and a hole; then another record, and a hole again."""
     partition = filled(group_rig, fresh, 3)
     group_rig.append_before_hole(partition, b"3")
@@ -173,7 +171,7 @@ def test_the_end_of_a_log_that_ends_with_holes_is_reported_once(group_rig: Rig, 
         assert next_event(reader) == LogEndReached(partition, 7)
 
 
-def test_out_of_range_is_reported_once_and_silent_until_placed_again(rig: Rig, fresh: str) -> None:
+def test_out_of_range_is_reported_once_until_placed_again(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 4)
     with closing(joined(rig.log, fresh)) as reader:
@@ -188,7 +186,7 @@ def test_out_of_range_is_reported_once_and_silent_until_placed_again(rig: Rig, f
         assert read(reader, partition, 6) == list(range(4, 10))
 
 
-def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str) -> None:
+def test_reader_overtaken_by_retention_reports_out_of_range(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     for _ in range(20):  # more than any reader holds
         rig.writer.append(fresh, bytes(200_000))
@@ -209,7 +207,7 @@ def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str)
 
 
 @pytest.mark.parametrize("sizes", [(6_000, 6_000), (9_000, 3_000)])
-def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
+def test_backlog_is_read_in_turns_weighted_by_partition_lag(
     rig: Rig, fresh: str, sizes: tuple[int, int]
 ) -> None:
     # The records are written partition by partition, and fetched so.
@@ -244,7 +242,7 @@ def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
     assert long < 0.1 * len(both)
 
 
-def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> None:
+def test_empty_partition_does_not_delay_other_partitions(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 2)])
     full, empty = rig.log.partitions(fresh)
     rig.writer.append(fresh, b"0", partition=full.index)
@@ -254,7 +252,7 @@ def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> No
         assert read(reader, full, 1) == [0]
 
 
-def test_records_that_trickle_into_many_partitions_do_not_hold_each_other_up(
+def test_trickling_records_of_many_partitions_arrive_without_delay(
     rig: Rig, fresh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.log.create_topics([NewTopic(fresh, 40)])
@@ -286,14 +284,14 @@ def test_records_that_trickle_into_many_partitions_do_not_hold_each_other_up(
         assert producing.result() < 1000
 
 
-def test_placing_what_is_not_owned_does_nothing(rig: Rig, fresh: str) -> None:
+def test_placing_unowned_partition_does_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({Partition(fresh, 5): 0, Partition(f"{fresh}-other", 0): 0, partition: 3})
         assert read(reader, partition, 2) == [3, 4]
 
 
-def test_a_pause_gives_nothing_and_loses_nothing(rig: Rig, fresh: str) -> None:
+def test_paused_reader_returns_nothing_and_loses_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 1_000)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 0})
@@ -305,7 +303,7 @@ def test_a_pause_gives_nothing_and_loses_nothing(rig: Rig, fresh: str) -> None:
             reader.resume()
 
 
-def test_asking_for_no_records_gives_none_and_loses_none(rig: Rig, fresh: str) -> None:
+def test_poll_for_zero_records_returns_none_and_loses_none(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 20)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 0})
@@ -314,7 +312,7 @@ def test_asking_for_no_records_gives_none_and_loses_none(rig: Rig, fresh: str) -
         assert read(reader, partition, 10) == list(range(10, 20))
 
 
-def test_a_placement_during_a_pause_waits_for_its_end(rig: Rig, fresh: str) -> None:
+def test_placement_during_a_pause_takes_effect_on_resume(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 20)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 0})
@@ -326,7 +324,7 @@ def test_a_placement_during_a_pause_waits_for_its_end(rig: Rig, fresh: str) -> N
         assert read(reader, partition, 8) == list(range(12, 20))
 
 
-def test_the_lag_is_what_is_left_to_read(rig: Rig, fresh: str) -> None:
+def test_lag_is_the_number_of_unread_records(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 100)
     with closing(joined(rig.log, fresh)) as reader:
         assert reader.lag() == {}
@@ -335,7 +333,7 @@ def test_the_lag_is_what_is_left_to_read(rig: Rig, fresh: str) -> None:
         assert reader.lag() == {partition: 50}
 
 
-def test_a_commit_neither_waits_nor_raises(rig: Rig, fresh: str) -> None:
+def test_commit_neither_waits_nor_raises(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(joined(rig.log, fresh)) as reader:
         reader.commit({})

@@ -42,7 +42,7 @@ def next_records(tail: Tail, count: int) -> list[LogRecord]:
 
 
 @pytest.mark.parametrize("position", [0, 1, 57, 99])
-def test_a_tail_begins_at_its_position(rig: Rig, fresh: str, position: int) -> None:
+def test_tail_begins_at_its_position(rig: Rig, fresh: str, position: int) -> None:
     partition = filled(rig, fresh, 100)
     with closing(rig.log.tail(partition, position)) as tail:
         assert tail.position() == position
@@ -52,7 +52,7 @@ def test_a_tail_begins_at_its_position(rig: Rig, fresh: str, position: int) -> N
         assert tail.position() == 100
 
 
-def test_tail_gives_the_time_at_which_a_record_was_written(rig: Rig, fresh: str) -> None:
+def test_tail_records_have_their_write_time(rig: Rig, fresh: str) -> None:
     before_s = time.time()
     partition = filled(rig, fresh, 3)
     with closing(rig.log.tail(partition, 0)) as tail:
@@ -61,7 +61,7 @@ def test_tail_gives_the_time_at_which_a_record_was_written(rig: Rig, fresh: str)
     assert before_s - 1 <= written_s[0] <= written_s[-1] <= time.time() + 1
 
 
-def test_a_tail_never_gives_more_than_it_was_asked_for(rig: Rig, fresh: str) -> None:
+def test_tail_returns_at_most_the_requested_records(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(rig.log.tail(partition, 0)) as tail:
         sizes = [len(next_records(tail, 3)) for _ in range(3)]
@@ -69,7 +69,7 @@ def test_a_tail_never_gives_more_than_it_was_asked_for(rig: Rig, fresh: str) -> 
         assert tail.position() == 9
 
 
-def test_a_tail_at_the_end_waits_for_what_is_appended_next(rig: Rig, fresh: str) -> None:
+def test_tail_at_the_end_waits_for_the_next_append(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
     with closing(rig.log.tail(partition, 5)) as tail:
         assert tail.read(10, 0.05) == []
@@ -80,7 +80,7 @@ def test_a_tail_at_the_end_waits_for_what_is_appended_next(rig: Rig, fresh: str)
         appender.join()
 
 
-def test_a_tail_steps_over_holes(rig: Rig, fresh: str) -> None:
+def test_tail_steps_over_holes(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     before = [rig.append_before_hole(partition, b"%d" % i) for i in range(3)]
     with closing(rig.log.tail(partition, 0)) as tail:
@@ -89,7 +89,7 @@ def test_a_tail_steps_over_holes(rig: Rig, fresh: str) -> None:
         assert [each.offset for each in next_records(tail, 2)] == before[1:]
 
 
-def test_a_tail_reaches_the_end_of_a_log_that_ends_with_holes(rig: Rig, fresh: str) -> None:
+def test_tail_reaches_end_of_log_with_trailing_holes(rig: Rig, fresh: str) -> None:
     """3 records, one more, a hole: the end lies above the last record, and is reached."""
     partition = filled(rig, fresh, 3)
     last = rig.append_before_hole(partition, b"3")
@@ -110,7 +110,7 @@ def test_a_tail_reaches_the_end_of_a_log_that_ends_with_holes(rig: Rig, fresh: s
         eventually(lambda: not tail.read(10, 0.1) and tail.position() == end + 2)
 
 
-def test_a_tail_below_the_start_has_expired(rig: Rig, fresh: str) -> None:
+def test_tail_below_the_start_raises_expired(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 6)
     with closing(rig.log.tail(partition, 5)) as tail:
@@ -122,7 +122,7 @@ def test_a_tail_below_the_start_has_expired(rig: Rig, fresh: str) -> None:
         assert [each.offset for each in next_records(tail, 4)] == [6, 7, 8, 9]
 
 
-def test_a_tail_above_the_end_is_truncation(rig: Rig, fresh: str) -> None:
+def test_tail_above_the_end_raises_truncated(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(rig.log.tail(partition, 11)) as tail, pytest.raises(TruncatedError):
         eventually(lambda: tail.read(10, 0.1))
@@ -163,7 +163,7 @@ def test_tail_notifies_when_there_is_something_to_raise(rig: Rig, fresh: str) ->
         eventually(expired)
 
 
-def test_tails_of_one_partition_stand_where_each_of_them_has_read(rig: Rig, fresh: str) -> None:
+def test_tails_of_one_partition_have_independent_positions(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with (
         closing(rig.log.tail(partition, 0)) as first,
@@ -179,9 +179,7 @@ def test_tails_of_one_partition_stand_where_each_of_them_has_read(rig: Rig, fres
         assert [each.offset for each in next_records(second, 1)] == [10]
 
 
-def test_a_tail_that_takes_the_place_of_another_gives_nothing_of_what_that_one_was_to_read(
-    rig: Rig, fresh: str
-) -> None:
+def test_new_tail_ignores_records_fetched_for_the_previous_one(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 1_000)
     dice = random.Random(7)  # noqa: S311 -- not for secrets
     for _ in range(30):
@@ -191,7 +189,7 @@ def test_a_tail_that_takes_the_place_of_another_gives_nothing_of_what_that_one_w
             assert [each.offset for each in next_records(tail, len(run))] == list(run)
 
 
-def test_many_tails_of_one_log_read_each_its_own(rig: Rig, fresh: str) -> None:
+def test_many_tails_of_one_log_read_their_own_topics(rig: Rig, fresh: str) -> None:
     topics = [NewTopic(f"{fresh}-{number}") for number in range(20)]
     rig.log.create_topics(topics)
     tails = [rig.log.tail(Partition(topic.name, 0), 0) for topic in topics]
@@ -205,9 +203,7 @@ def test_many_tails_of_one_log_read_each_its_own(rig: Rig, fresh: str) -> None:
         tail.close()
 
 
-def test_a_tail_that_nobody_reads_keeps_no_other_waiting_and_loses_nothing(
-    rig: Rig, fresh: str
-) -> None:
+def test_unread_tail_does_not_delay_others_and_loses_nothing(rig: Rig, fresh: str) -> None:
     heavy, light = filled(rig, fresh, 0), filled(rig, f"{fresh}-light", 0)
     # The embedded broker keeps no more.
     count, size = 4_000, 1_000
@@ -223,9 +219,7 @@ def test_a_tail_that_nobody_reads_keeps_no_other_waiting_and_loses_nothing(
     assert offsets == list(range(count))
 
 
-def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
-    owned_rig: Rig, fresh: str
-) -> None:
+def test_only_users_of_a_deleted_topic_get_an_error(owned_rig: Rig, fresh: str) -> None:
     doomed, kept = filled(owned_rig, fresh, 3), filled(owned_rig, f"{fresh}-kept", 1)
     never, notified, failed = Partition(f"{fresh}-never", 0), threading.Event(), threading.Event()
     with (
@@ -271,15 +265,15 @@ def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
         with pytest.raises(UnknownTopicError):
             writer.append(doomed.topic, b"nowhere")
         owned_rig.log.create_topics([NewTopic(doomed.topic)])
-        writer.append(doomed.topic, b"anew")
+        writer.append(doomed.topic, b"again")
         assert writer.flush(PATIENCE_S)
-    assert [each.value for each in everything(owned_rig.log, doomed)] == [b"anew"]
+    assert [each.value for each in everything(owned_rig.log, doomed)] == [b"again"]
 
 
 # --- spans ---------------------------------------------------------------------------------------
 
 
-def test_a_span_is_read_exactly_however_often_and_in_any_order(rig: Rig, fresh: str) -> None:
+def test_span_is_read_exactly_in_any_order(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 500)
     dice = random.Random(7)  # noqa: S311 -- not for secrets
     with closing(rig.log.spans()) as spans:
@@ -292,7 +286,7 @@ def test_a_span_is_read_exactly_however_often_and_in_any_order(rig: Rig, fresh: 
             assert 0 < fetched.first_arrival_s <= fetched.last_arrival_s
 
 
-def test_a_span_of_large_records_is_read_whole(rig: Rig, fresh: str) -> None:
+def test_span_of_large_records_is_read_complete(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     values = [bytes([number]) * 600_000 for number in range(4)]
     for value in values:
@@ -303,7 +297,7 @@ def test_a_span_of_large_records_is_read_whole(rig: Rig, fresh: str) -> None:
         assert spans.read(Span(fresh, 0, 2, 3), PATIENCE_S).values == values[2:3]
 
 
-def test_holes_in_a_span_are_left_out_and_not_waited_for(rig: Rig, fresh: str) -> None:
+def test_span_read_skips_holes_without_waiting(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     first = rig.append_before_hole(partition, b"first")  # 3, and 4 is a hole
     # The record has offset 5, and 6 is a hole at the end of the log.
@@ -320,7 +314,7 @@ def test_holes_in_a_span_are_left_out_and_not_waited_for(rig: Rig, fresh: str) -
         assert read(6, 7) == []
 
 
-def test_a_span_that_has_expired_says_so(rig: Rig, fresh: str) -> None:
+def test_span_with_deleted_records_raises_expired(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 4)
     with closing(rig.log.spans()) as spans:
@@ -330,7 +324,7 @@ def test_a_span_that_has_expired_says_so(rig: Rig, fresh: str) -> None:
         assert spans.read(Span(*partition, 4, 10), PATIENCE_S).offsets == list(range(4, 10))
 
 
-def test_a_span_that_is_not_there_in_time_is_unavailable(rig: Rig, fresh: str) -> None:
+def test_span_above_the_end_raises_unavailable(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(rig.log.spans()) as spans:
         for span in (Span(*partition, 5, 11), Span(*partition, 10, 12), Span(*partition, 20, 30)):

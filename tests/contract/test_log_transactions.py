@@ -25,17 +25,15 @@ def read(rig: Rig, topic: str, count: int) -> list[LogRecord]:
     """Return all records of a topic once it has this many."""
     found: list[LogRecord] = []
 
-    def so() -> bool:
+    def is_complete() -> bool:
         found[:] = everything(rig.log, Partition(topic, 0))
         return len(found) >= count
 
-    eventually(so)
+    eventually(is_complete)
     return found
 
 
-def test_records_of_several_topics_are_there_once_they_are_written_with_their_headers(
-    rig: Rig, fresh: str
-) -> None:
+def test_transaction_writes_records_and_headers_to_several_topics(rig: Rig, fresh: str) -> None:
     other = f"{fresh}-other"
     rig.log.create_topics([NewTopic(fresh), NewTopic(other)])
     with closing(rig.log.transactions(fresh)) as transactions:
@@ -46,7 +44,7 @@ def test_records_of_several_topics_are_there_once_they_are_written_with_their_he
         assert (record.key, record.value, record.headers) == (b"k", None, ())
 
 
-def test_who_takes_a_name_ends_who_had_it(owned_rig: Rig, fresh: str) -> None:
+def test_new_owner_of_transactional_name_fences_the_previous(owned_rig: Rig, fresh: str) -> None:
     rig = owned_rig
     rig.log.create_topics([NewTopic(fresh)])
     with closing(rig.log.transactions(fresh)) as first:
@@ -58,9 +56,7 @@ def test_who_takes_a_name_ends_who_had_it(owned_rig: Rig, fresh: str) -> None:
     assert [each.value for each in read(rig, fresh, 2)] == [b"a", b"c"]
 
 
-def test_of_what_cannot_be_written_whole_nothing_is_and_the_next_may_be(
-    rig: Rig, fresh: str
-) -> None:
+def test_failed_transaction_writes_nothing_and_next_succeeds(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     with closing(rig.log.transactions(fresh)) as transactions:
         with pytest.raises(UnknownTopicError):

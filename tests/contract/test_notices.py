@@ -42,24 +42,22 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield Machine(server, Ec2Notices(InstanceMetadata(server.endpoint, PATIENCE_S)))
 
 
-def test_no_notice_stands_at_first(machine: Machine) -> None:
+def test_new_machine_has_no_notice(machine: Machine) -> None:
     assert machine.notices.look() is None
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_an_interruption_says_when_and_what_becomes_of_the_machine(
-    machine: Machine, action: str
-) -> None:
+def test_interruption_notice_has_time_and_action(machine: Machine, action: str) -> None:
     machine.provider.interrupt(AT_S, action)
     assert machine.notices.look() == Notice(AT_S, action)
 
 
-def test_a_notice_stands_until_the_end(machine: Machine) -> None:
+def test_notice_remains_until_the_end(machine: Machine) -> None:
     machine.provider.interrupt(AT_S)
     assert [machine.notices.look() for _ in range(3)] == [TERMINATE] * 3
 
 
-def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> None:
+def test_unreachable_notice_source_raises_until_it_recovers(machine: Machine) -> None:
     machine.provider.interrupt(AT_S)
     machine.provider.go_away()
     for _ in range(2):
@@ -69,7 +67,7 @@ def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> Non
     assert machine.notices.look() == TERMINATE
 
 
-def test_nonsense_hides_nothing(machine: Machine) -> None:
+def test_invalid_answer_is_ignored_until_a_notice_arrives(machine: Machine) -> None:
     machine.provider.talk_nonsense()
     assert machine.notices.look() is None
     machine.provider.interrupt(AT_S)

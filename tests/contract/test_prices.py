@@ -65,7 +65,7 @@ def test_every_pool_has_a_price(prices: Prices) -> None:
     assert all(0 < price < math.inf for price in found.values())
 
 
-def test_what_is_done_to_an_answer_changes_no_later_one(prices: Prices) -> None:
+def test_changing_a_price_answer_does_not_change_later_ones(prices: Prices) -> None:
     found = prices.look()
     before = dict(found)
     found[Offer("small")] = 7.0
@@ -73,7 +73,7 @@ def test_what_is_done_to_an_answer_changes_no_later_one(prices: Prices) -> None:
     assert prices.look() == before
 
 
-def test_a_source_that_is_away_says_so_until_it_is_back(ec2_server: Ec2Server) -> None:
+def test_unreachable_price_source_raises_until_it_recovers(ec2_server: Ec2Server) -> None:
     memory = MemoryPrices({"other": 0.1})
     ec2 = of_ec2(ec2_server)
     together = PricesTogether([ec2, memory])

@@ -29,7 +29,9 @@ def rendezvous(server: Server) -> Iterator[Rendezvous]:
     boards.close()
 
 
-def test_entries_stand_in_one_order_and_are_read_from_any_position(rendezvous: Rendezvous) -> None:
+def test_rendezvous_entries_are_ordered_and_readable_from_any_position(
+    rendezvous: Rendezvous,
+) -> None:
     for value in (b"one", b"two\x00\xff", b""):
         rendezvous.leave("view-1", f"key {value!r}", value)
     rendezvous.leave("view-2", "other", b"")
@@ -50,7 +52,7 @@ def test_waiting_caller_is_notified_at_once(rendezvous: Rendezvous) -> None:
     later.join()
 
 
-def test_a_server_that_is_away_is_unavailable(server: Server, rendezvous: Rendezvous) -> None:
+def test_killed_server_raises_unavailable(server: Server, rendezvous: Rendezvous) -> None:
     server.kill()
 
     with pytest.raises(UnavailableError):
@@ -59,7 +61,7 @@ def test_a_server_that_is_away_is_unavailable(server: Server, rendezvous: Rendez
         rendezvous.entries("view-1", "", 0.0)
 
 
-def test_in_redis_all_of_it_expires(embedded_redis: EmbeddedRedis) -> None:
+def test_redis_rendezvous_expires(embedded_redis: EmbeddedRedis) -> None:
     boards = RedisBoards(embedded_redis.url)
     boards.rendezvous("job").leave("view-1", "key", b"value")
     boards.close()

@@ -95,7 +95,7 @@ def by_name(roster: Roster) -> dict[str, JobDemand | WorkerPlacement]:
     return {it.job if isinstance(it, JobDemand) else it.worker: it for it in roster.read()}
 
 
-def test_records_are_read_as_they_were_put_by_whoever_put_them(server: Server) -> None:
+def test_roster_returns_records_of_all_writers(server: Server) -> None:
     server.roster().put([DIGITS, CLICKS])
     server.roster().put([FIRST])
     server.roster().put([SECOND])
@@ -109,7 +109,7 @@ def test_records_are_read_as_they_were_put_by_whoever_put_them(server: Server) -
     }
 
 
-def test_a_record_takes_the_place_of_the_one_before(server: Server) -> None:
+def test_put_replaces_earlier_record_of_the_same_name(server: Server) -> None:
     roster = server.roster()
     roster.put([FIRST, CLICKS])
     later = WorkerPlacement("w1", number=1)
@@ -118,7 +118,7 @@ def test_a_record_takes_the_place_of_the_one_before(server: Server) -> None:
     assert by_name(roster) == {"w1": later, "clicks": CLICKS}
 
 
-def test_a_job_and_a_worker_of_one_name_are_two(server: Server) -> None:
+def test_job_and_worker_of_same_name_are_separate(server: Server) -> None:
     roster = server.roster()
     roster.put([JobDemand("same"), WorkerPlacement("same")])
     roster.remove(jobs=["same"])
@@ -126,7 +126,7 @@ def test_a_job_and_a_worker_of_one_name_are_two(server: Server) -> None:
     assert roster.read() == [WorkerPlacement("same")]
 
 
-def test_what_is_removed_is_gone_and_may_be_removed_again(server: Server) -> None:
+def test_remove_deletes_records_and_can_be_repeated(server: Server) -> None:
     roster = server.roster()
     roster.put([DIGITS, CLICKS, FIRST, SECOND])
     roster.remove(jobs=["digits", "never"], workers=["w2"])
@@ -138,7 +138,7 @@ def test_what_is_removed_is_gone_and_may_be_removed_again(server: Server) -> Non
 
 @pytest.mark.parametrize("field", ["job:digits", "worker:w1", "what:is:this", "none"])
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x80", b"{}", b"\xff" * 50])
-def test_garbage_is_left_out_and_logged(
+def test_garbage_is_skipped_and_logged(
     server: Server, field: str, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     roster = server.roster()
@@ -149,7 +149,7 @@ def test_garbage_is_left_out_and_logged(
     assert caplog.text.count("rejected kind=") == 1
 
 
-def test_a_record_under_the_name_of_another_is_left_out(
+def test_record_under_another_name_is_skipped(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     roster = server.roster()
@@ -160,7 +160,7 @@ def test_a_record_under_the_name_of_another_is_left_out(
     assert "the record of another" in caplog.text
 
 
-def test_a_server_that_was_killed_is_unavailable_and_comes_back_empty(server: Server) -> None:
+def test_killed_server_is_unavailable_and_empty_after_restart(server: Server) -> None:
     roster = server.roster()
     roster.put([DIGITS])
     server.kill()
@@ -174,7 +174,7 @@ def test_a_server_that_was_killed_is_unavailable_and_comes_back_empty(server: Se
     assert roster.read() == [FIRST]
 
 
-def test_a_key_of_another_type_is_garbage(embedded_redis: EmbeddedRedis) -> None:
+def test_key_of_another_type_is_treated_as_garbage(embedded_redis: EmbeddedRedis) -> None:
     roster = RedisBoards(embedded_redis.url).roster()
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.set(KEY, b"garbage")

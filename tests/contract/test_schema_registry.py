@@ -60,7 +60,7 @@ def ever_more(path: str, send: Send, ending: threading.Event) -> None:
 OF_A_REGISTRY: dict[str, Answer] = {
     **ODD,
     "a reference that is null": referring(None),
-    "references that are a text": said({**GOOD, "references": "a"}),
+    "references that are a string": said({**GOOD, "references": "a"}),
     "a reference without a version": referring({"name": "a", "subject": "a", "version": None}),
     "a loop of references": referring(LOOP),
     "ever deeper references": ever_deeper,
@@ -79,7 +79,7 @@ def server() -> Iterator[OddServer]:
 
 
 @pytest.mark.parametrize("kind", OF_A_REGISTRY)
-def test_finder_goes_on_within_5_s_of_a_good_answer_and_logs_one_outage(
+def test_schema_finder_recovers_in_5_s_and_logs_one_outage(
     server: OddServer, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -99,7 +99,7 @@ def test_finder_goes_on_within_5_s_of_a_good_answer_and_logs_one_outage(
     assert logged == ["schema_registry_unavailable", "schema_registry_recovered"]
 
 
-def test_a_fault_of_the_codec_or_of_the_topic_does_not_end_the_finder() -> None:
+def test_schema_finder_survives_faults_of_codec_and_topic() -> None:
     class Faulty:
         def __init__(self) -> None:
             self.faults: list[Exception] = [AttributeError("a"), RecursionError(), KeyError()]
@@ -133,7 +133,7 @@ def test_slow_registry_is_asked_again_and_its_late_answer_counts(
     for _ in range(3):
         with pytest.raises(LateError):
             registry.schema(7)
-        until(arrived.is_set, "the first question arrives")
+        until(arrived.is_set, "the first request arrives")
     answers.set()
     monkeypatch.setattr(module, "REPEAT_S", 60.0)
     assert registry.schema(7) == Schema("AVRO", TEXT)
@@ -161,7 +161,7 @@ def test_reasons_why_a_schema_is_missing_are_distinguished(
     assert type(raised.value) is kind
 
 
-def test_references_come_behind_what_they_use_and_each_is_asked_for_once(
+def test_references_are_ordered_by_dependency_and_fetched_once(
     server: OddServer,
 ) -> None:
     below = {"a": ["b", "c"], "b": ["c"], "c": []}
@@ -179,7 +179,7 @@ def test_references_come_behind_what_they_use_and_each_is_asked_for_once(
     assert len(server.paths) == 4
 
 
-def test_the_next_url_is_asked_if_one_does_not_answer_and_no_schema_is_none(
+def test_unreachable_registry_url_is_skipped_and_missing_schema_is_none(
     server: OddServer,
 ) -> None:
     server.answer = said({"error_code": 40403, "message": "Schema 7 not found"}, 404)
@@ -188,7 +188,7 @@ def test_the_next_url_is_asked_if_one_does_not_answer_and_no_schema_is_none(
     assert server.paths == ["/apis/schemas/ids/7?format=serialized"]
 
 
-def test_token_is_fetched_once_and_an_odd_one_is_an_outage(server: OddServer) -> None:
+def test_token_is_fetched_once_and_invalid_one_is_an_outage(server: OddServer) -> None:
     def answer(path: str, send: Send, ending: threading.Event) -> None:
         token = said({"access_token": "t", "expires_in": 300})
         (token if path == "/token" else said(GOOD))(path, send, ending)
@@ -223,7 +223,7 @@ FIELDS = st.sampled_from(["schema", "schemaType", "references", "error_code", "m
 
 @settings(max_examples=100)
 @given(st.sampled_from([200, 400, 404, 500]), JSON | st.dictionaries(FIELDS, JSON))
-def test_any_json_is_a_schema_or_none_or_an_outage(status: int, body: object) -> None:
+def test_any_json_from_registry_is_schema_none_or_outage(status: int, body: object) -> None:
     answer = httpx2.Response(status, content=msgspec.json.encode(body))
     MOCKED._http._http._transport = httpx2.MockTransport(lambda _: answer)  # noqa: SLF001
     try:

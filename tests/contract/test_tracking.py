@@ -64,7 +64,7 @@ def identity(request: pytest.FixtureRequest) -> dict[str, str]:
     return JOB | {"doll.job": request.node.originalname}
 
 
-def test_a_run_is_found_again_by_its_identity_and_by_nothing_less(
+def test_run_is_found_again_only_by_its_full_identity(
     tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, _ = tracker
@@ -76,7 +76,7 @@ def test_a_run_is_found_again_by_its_identity_and_by_nothing_less(
     assert tracking.begin("Default", "digits", other, {}).id != first.id
 
 
-def test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones(
+def test_repeated_point_is_stored_once_and_last_tags_win(
     tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, points = tracker
@@ -97,7 +97,7 @@ def test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones(
     assert found.tags["doll.position"] == "13"
 
 
-def test_more_points_than_one_request_takes_are_sent_in_several(
+def test_many_points_are_sent_in_several_requests(
     tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, points = tracker
@@ -106,7 +106,7 @@ def test_more_points_than_one_request_takes_are_sent_in_several(
     assert len(points(run.id, "test/loss")) == 1901
 
 
-def test_a_run_ends_and_goes_on(tracker: Tracker, request: pytest.FixtureRequest) -> None:
+def test_run_can_finish_and_resume(tracker: Tracker, request: pytest.FixtureRequest) -> None:
     tracking, _ = tracker
     own = identity(request)
     run = tracking.begin("Default", "digits", own, {})
@@ -115,7 +115,7 @@ def test_a_run_ends_and_goes_on(tracker: Tracker, request: pytest.FixtureRequest
         assert tracking.begin("Default", "digits", own, {}).status == status
 
 
-def test_versions_are_found_by_their_tags_and_have_aliases(
+def test_versions_are_found_by_tags_and_have_aliases(
     tracker: Tracker, request: pytest.FixtureRequest
 ) -> None:
     tracking, _ = tracker
@@ -134,7 +134,7 @@ def test_versions_are_found_by_their_tags_and_have_aliases(
     assert [each.number for each in tracking.versions(model, {"doll.version": "300"})] == ["3"]
 
 
-def test_what_cannot_be_is_refused_with_its_reason(tracker: Tracker) -> None:
+def test_impossible_request_is_refused_with_its_reason(tracker: Tracker) -> None:
     tracking, _ = tracker
     with pytest.raises(UserError, match='experiment "nowhere"'):
         tracking.begin("nowhere", "digits", JOB, {})
@@ -149,7 +149,7 @@ def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
     return MlflowServer(URL, token=token, transport=fake.transport, clock=lambda: 7.0)
 
 
-def test_of_two_that_make_a_run_at_once_both_go_on_with_the_first() -> None:
+def test_concurrently_created_runs_resolve_to_the_first() -> None:
     fake = FakeMlflow()
     # The second tracker looked before the first one had made its run.
     first = mlflow(fake).begin("Default", "digits", JOB, {})
@@ -158,7 +158,7 @@ def test_of_two_that_make_a_run_at_once_both_go_on_with_the_first() -> None:
     assert list(fake.runs) == [first.id]
 
 
-def test_parameters_are_written_once_also_by_one_who_died_before_it_did() -> None:
+def test_parameters_are_completed_once_after_a_crash() -> None:
     fake = FakeMlflow()
     mlflow(fake).begin("Default", "digits", JOB, {})
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_parameters_are_written_once_also_by_one_who_died_before_it_did() -> Non
     assert fake.runs[run.id]["data"]["params"] == [{"key": "task.name", "value": "n" * 500}]
 
 
-def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
+def test_token_is_sent_and_missing_access_names_the_setting() -> None:
     fake = FakeMlflow(token="right")  # noqa: S106 -- of a fake
     mlflow(fake, "right").begin("Default", "digits", JOB, {})
     with pytest.raises(UserError, match=r"does not let us in \(status 401\).*DOLL_MLFLOW_TOKEN"):
@@ -200,7 +200,7 @@ def test_error_is_one_line(answer: httpx2.Response, kind: type, message: str) ->
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_odd_answer_is_an_error_of_ours_in_time_and_a_good_one_counts(kind: str) -> None:
+def test_invalid_answer_raises_promptly_and_next_good_answer_counts(kind: str) -> None:
     with OddServer(ODD[kind]) as server:
         tracking = MlflowServer(server.url, answer_s=0.5)
         with pytest.raises((UnavailableError, UserError)):
@@ -214,7 +214,7 @@ def test_odd_answer_is_an_error_of_ours_in_time_and_a_good_one_counts(kind: str)
         tracking.close()
 
 
-def test_pages_without_an_end_are_refused() -> None:
+def test_endless_pages_are_refused() -> None:
     with OddServer(said({"next_page_token": "again"})) as server:
         tracking = MlflowServer(server.url)
         with pytest.raises(UserError, match="more than 100 pages"):
@@ -233,7 +233,7 @@ NAMES = st.sampled_from(["experiment", "experiment_id", "run", "runs", "info", "
 
 @settings(max_examples=100)
 @given(st.sampled_from([200, 400, 500]), JSON | st.dictionaries(NAMES, JSON))
-def test_any_json_is_an_answer_or_an_error_of_ours(status: int, body: object) -> None:
+def test_any_json_from_tracker_is_answer_or_known_error(status: int, body: object) -> None:
     answer = httpx2.Response(status, content=msgspec.json.encode(body))
     tracking = MlflowServer(URL, transport=httpx2.MockTransport(lambda _: answer))
     with suppress(UnavailableError, UserError):
@@ -243,7 +243,7 @@ def test_any_json_is_an_answer_or_an_error_of_ours(status: int, body: object) ->
     tracking.close()
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_unreachable_tracker_raises_unavailable() -> None:
     tracking = MlflowServer(f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UnavailableError, match="cannot be reached"):
         tracking.begin("Default", "digits", JOB, {})

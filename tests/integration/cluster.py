@@ -70,8 +70,8 @@ def await_condition(
     deadline = time.monotonic() + patience_s
     pause = 0.01
     while True:
-        # Read before the condition is evaluated, because this process may be stopped for long after
-        # that.
+        # Read before the condition is evaluated, because this process may be stopped for a long
+        # time afterwards.
         is_late = time.monotonic() > deadline
         if holds():
             return

@@ -68,7 +68,7 @@ def await_ready(process: EmbeddedService, client: httpx2.Client) -> None:
     pytest.fail(process.last_words())
 
 
-def test_a_job_is_made_changed_and_followed_and_the_process_ends_in_mid_stream(
+def test_admin_serves_job_over_tls_and_ends_during_a_stream(
     served: Served,
 ) -> None:
     process, client = served
@@ -97,7 +97,7 @@ HALF_OPEN = (
 )
 
 
-def test_half_open_requests_without_a_key_shut_out_nobody_and_are_all_closed(
+def test_half_open_requests_block_no_client_and_are_closed(
     served: Served,
 ) -> None:
     port = served.client.base_url.port or 0

@@ -73,7 +73,7 @@ def readiness(api: httpx2.Client) -> str:
     return "" if answer.status_code == 200 else str(answer.json()["kafka"].get("reason"))
 
 
-def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
+def test_jobs_and_keys_lost_by_kafka_are_restored_from_backup(
     make: Make, settings: Settings, api: httpx2.Client, tmp_path: Path
 ) -> None:
     # doll.jobs, doll.keys   saved   deleted            restored
@@ -95,13 +95,13 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
 
     with closing(open_log(settings)) as log:
         log.delete_topics([JOBS, KEYS])
-        await_condition(lambda: "lost records" in readiness(api), "it says what is lost")
+        await_condition(lambda: "lost records" in readiness(api), "it reports what is lost")
         missing = f'doll_records_missing{{topic="{JOBS}"}} '
         lines = api.get("/metrics").text.splitlines()
         # Earlier tests on this broker left other jobs.
         assert [float(each.split()[1]) >= len(NAMES) for each in lines if missing in each] == [True]
         await_condition(
-            lambda: "job_records_missing" in first.said("c1"), "the coordinator says so, too"
+            lambda: "job_records_missing" in first.said("c1"), "the coordinator reports it, too"
         )
         versions = [job.version() for job in jobs]
         for job in jobs:

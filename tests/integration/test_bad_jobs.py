@@ -135,7 +135,8 @@ class World:
     def leader(self) -> str:
         """Return the replica that leads the innocent job."""
         await_condition(
-            lambda: any(map(self.cluster.has_led, ("c1", "c2"))), "somebody leads the innocent job"
+            lambda: any(map(self.cluster.has_led, ("c1", "c2"))),
+            "a coordinator leads the innocent job",
         )
         return next(name for name in ("c1", "c2") if self.cluster.has_led(name))
 
@@ -166,7 +167,7 @@ class World:
         """
         cluster = self.cluster
         for name in ("no-stream", "no-control", "no-updates"):
-            await_condition(self.jobs[name].is_led, f"somebody leads {name}")
+            await_condition(self.jobs[name].is_led, f"a coordinator leads {name}")
         await_condition(lambda: cluster.version() >= 3, "three updates of the innocent job")
         for topic in ("no-stream-a", control_topic("no-control"), updates_topic("no-updates")):
             self.delete(topic)
@@ -198,7 +199,7 @@ def world(
         cluster.close()
 
 
-def test_the_innocent_job_drains(world: World) -> None:
+def test_job_beside_bad_jobs_drains(world: World) -> None:
     cluster = world.cluster
     await_condition(cluster.drained, "everything is settled", patience_s=60.0)
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
@@ -208,7 +209,7 @@ def test_the_innocent_job_drains(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_job_that_nobody_can_do_is_held_with_the_reason(world: World, name: str) -> None:
+def test_impossible_job_is_held_with_the_reason(world: World, name: str) -> None:
     await_condition(lambda: world.record(name).held, f"{name} is held", patience_s=60.0)
     record = world.record(name)
     assert record.wanted == "paused"
@@ -218,7 +219,7 @@ def test_a_job_that_nobody_can_do_is_held_with_the_reason(world: World, name: st
         assert "tests/integration/bad_" in record.detail
 
 
-def test_a_job_whose_task_no_replica_may_import_waits_until_one_comes_that_may(
+def test_job_with_unlisted_task_waits_for_a_replica_that_allows_it(
     world: World,
 ) -> None:
     job = world.jobs["unlisted"]
@@ -234,7 +235,7 @@ def test_a_job_whose_task_no_replica_may_import_waits_until_one_comes_that_may(
     assert not world.record("unlisted").held
 
 
-def test_dead_letter_of_a_record_too_large_for_it_has_the_beginning(world: World) -> None:
+def test_dead_letter_of_too_large_record_is_truncated(world: World) -> None:
     job = world.jobs["large-record"]
     await_condition(job.drained, "the records beside it are trained")
     assert job.unlearned(job.audit(), 16) == []
@@ -245,7 +246,7 @@ def test_dead_letter_of_a_record_too_large_for_it_has_the_beginning(world: World
     assert value == b"x" * len(value)
 
 
-def test_an_update_of_batches_with_thousands_of_bad_records_is_written(world: World) -> None:
+def test_update_of_batches_with_thousands_of_bad_records_is_written(world: World) -> None:
     job = world.jobs["skips"]
     await_condition(lambda: bool(job.audit().updates), "the update is made")
     audit = job.audit()
@@ -254,6 +255,6 @@ def test_an_update_of_batches_with_thousands_of_bad_records_is_written(world: Wo
     assert job.unlearned(audit, GROUP) == []
 
 
-def test_no_process_has_ended(world: World) -> None:
+def test_bad_jobs_end_no_process(world: World) -> None:
     assert world.cluster.ended() == []
     assert not world.record("innocent").held

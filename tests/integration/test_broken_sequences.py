@@ -27,7 +27,7 @@ def settings(embedded: Settings) -> Settings:
     return embedded
 
 
-def test_a_job_goes_on_after_writers_lost_their_place_with_the_broker(
+def test_job_continues_after_broker_rejects_sequence_numbers(
     make: Make, settings: Settings
 ) -> None:
     cluster = make(name="broken-sequences", records=RECORDS, seconds=0.02)

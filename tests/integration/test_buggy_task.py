@@ -128,7 +128,7 @@ def doll(environ: dict[str, str], *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
+def test_backlog_survives_task_bug_and_quarantined_batches_are_requeued(
     cluster: Cluster, environ: dict[str, str], tmp_path: Path
 ) -> None:
     bug = tmp_path / "bug"
@@ -138,7 +138,7 @@ def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
     cluster.produce(400)
 
     record = held(cluster, job)
-    await_condition(cluster.drained, "the job beside it goes on", patience_s=60.0)
+    await_condition(cluster.drained, "the other job is drained", patience_s=60.0)
     before = job.audit()
     bug.unlink()
     said = doll(environ, "job", "requeue", job.name, "--all")
@@ -163,7 +163,7 @@ def test_a_backlog_outlives_a_bug_and_what_was_quarantined_is_taken_back(
         ("names-loss", NAMES_LOSS, "metric 'loss' has a reserved name"),
     ],
 )
-def test_a_task_that_is_wrong_whatever_the_data_is_held_at_once_and_no_batch_is_blamed(
+def test_task_wrong_for_any_data_is_held_without_quarantine(
     cluster: Cluster, name: str, task: str, reason: str
 ) -> None:
     job = submitted(cluster, name, f'{{entrypoint: "{task}", records: 1000}}', 1000)
@@ -174,7 +174,7 @@ def test_a_task_that_is_wrong_whatever_the_data_is_held_at_once_and_no_batch_is_
     assert job.audit().quarantined == ()
 
 
-def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
+def test_metric_without_value_is_omitted_and_does_not_hold_the_job(
     cluster: Cluster,
 ) -> None:
     task = f'{{entrypoint: "{NO_VALUES}", records: 400}}'
@@ -188,7 +188,7 @@ def test_metric_without_a_value_holds_no_job_and_is_absent_from_its_updates(
     assert sum(update.samples_with("even") for update in some) == 200
 
 
-def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
+def test_single_record_waits_for_another_with_batch_norm(
     cluster: Cluster, environ: dict[str, str]
 ) -> None:
     # records   1 waits: batch norm needs two    | 1 more

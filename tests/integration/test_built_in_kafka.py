@@ -71,7 +71,7 @@ def doll(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_data_set_larger_than_the_broker_is_refused_or_follows_a_job_and_is_trained_whole(
+def test_produce_refuses_data_larger_than_the_broker_unless_it_tracks_a_job(
     settings: Settings, tmp_path: Path
 ) -> None:
     chance, data, job = np.random.default_rng(0), tmp_path / "large.npz", tmp_path / "large.yaml"

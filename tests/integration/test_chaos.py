@@ -35,7 +35,7 @@ PATIENCE_S = 300.0
 @pytest.mark.timeout(PATIENCE_S + 30)
 # The run can use real servers if they are installed here.
 @pytest.mark.usefixtures("apache_kafka", "system_redis")
-def test_after_chaos_every_record_has_been_used_exactly_once(
+def test_chaos_uses_every_record_exactly_once(
     minutes: float, seed: int, missed: set[str], tmp_path: Path
 ) -> None:
     found, said = chaos(tmp_path, minutes, seed)
@@ -56,7 +56,7 @@ def test_after_chaos_every_record_has_been_used_exactly_once(
 @pytest.mark.redis
 @pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.usefixtures("apache_kafka", "system_redis")
-def test_job_never_begins_again_while_object_storage_answers_wrongly(tmp_path: Path) -> None:
+def test_job_never_restarts_at_version_0_if_object_storage_lies(tmp_path: Path) -> None:
     found, said = chaos(tmp_path, 1, 3, "--lies", "--only", "store lies", "worker killed")
 
     assert [each for each in found["failures"] if each not in found["slow"]] == [], said

@@ -51,7 +51,7 @@ def stopped_half_way(make: Make, name: str) -> Cluster:
     cluster.produce(400)
     await_condition(cluster.drained, "the first half is settled")
     cluster.want("stopped")
-    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is stored")
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
     cluster.board.wipe()
     return cluster
@@ -70,12 +70,12 @@ def finish(cluster: Cluster) -> None:
     assert cluster.audit().flaws == ()
 
 
-def test_a_stopped_job_resumes_from_the_checkpoint_before_where_the_newest_is_torn(
+def test_stopped_job_resumes_from_previous_checkpoint_if_newest_is_torn(
     make: Make,
 ) -> None:
     # checkpoints   4    8    12   last
     # torn                         ✗
-    # goes on                 12 ──────────▶
+    # resumes                 12 ──────────▶
     cluster = stopped_half_way(make, "torn")
     blobs = open_blobs(cluster.settings)
     newest, before, *_ = CheckpointStore(blobs, "torn").finished()
@@ -117,7 +117,7 @@ def write_by_newer_program(blobs: Blobs, job: str) -> str:
 
 
 @pytest.mark.parametrize("damage", [tear_all, exchange_model, write_by_newer_program])
-def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
+def test_job_with_unusable_checkpoints_is_held_and_keeps_them(
     make: Make, damage: Callable[[Blobs, str], str]
 ) -> None:
     job = f"held-{damage.__name__}"
@@ -137,14 +137,14 @@ def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
     finish(cluster)
 
 
-def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
+def test_job_starts_with_weights_of_another_job(make: Make) -> None:
     first = make("first", 400)
     first.start("coordinator", "c1")
     first.start("worker", "w1")
     first.produce(400)
     await_condition(first.drained, "everything is settled")
     first.want("stopped")
-    await_condition(lambda: "job_finished" in first.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in first.said("c1"), "the last checkpoint is stored")
     board = open_board(first.settings, "second")
 
     def weights() -> list[set[float]]:
@@ -173,7 +173,7 @@ def submit(cluster: Cluster, name: str, source: str) -> str:
         ).stdout
 
 
-def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:
+def test_only_leader_reports_age_of_newest_checkpoint(make: Make) -> None:
     cluster = make("scraped", 100, OFTEN)
     ports = {name: free_port() for name in ("c1", "c2")}
     for name, port in ports.items():
@@ -184,12 +184,15 @@ def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: 
     def leaders() -> list[str]:
         return [name for name, port in ports.items() if metric in scraped(port)]
 
-    await_condition(lambda: all(counts in scraped(port) for port in ports.values()), "both serve")
-    await_condition(lambda: len(leaders()) == 1, "the leader tells an age")
+    await_condition(
+        lambda: all(counts in scraped(port) for port in ports.values()),
+        "both coordinators serve metrics",
+    )
+    await_condition(lambda: len(leaders()) == 1, "the leader reports an age")
     (leader,) = leaders()
     cluster.kill(leader)
     del ports[leader]
-    await_condition(lambda: len(leaders()) == 1, "the other one leads and tells")
+    await_condition(lambda: len(leaders()) == 1, "the other coordinator leads and reports an age")
 
 
 def scraped(port: int) -> str:

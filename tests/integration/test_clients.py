@@ -84,9 +84,7 @@ def environment(folder: Path, *packages: str) -> Path:
     return programs
 
 
-def test_the_client_works_alone_beside_others_packages_that_are_called_as_ours(
-    served: Served, tmp_path: Path
-) -> None:
+def test_client_works_beside_packages_with_our_module_names(served: Served, tmp_path: Path) -> None:
     served.topics.audit(lead(), update(0, 1))
     project = shutil.copytree(ROOT / "common" / "public", tmp_path / "public")  # it is built there
     programs = environment(tmp_path, str(project), *STRANGERS)
@@ -101,9 +99,7 @@ def test_the_client_works_alone_beside_others_packages_that_are_called_as_ours(
     assert "none yet" in absent
 
 
-def test_a_client_that_is_generated_from_the_document_has_types(
-    world: World, tmp_path: Path
-) -> None:
+def test_client_generated_from_openapi_document_has_types(world: World, tmp_path: Path) -> None:
     document = create_app(world.outside).openapi()
     bodies = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
     # This generator does not support text bodies.

@@ -48,7 +48,7 @@ def produce(cluster: Cluster, place: Partition, keys: Mapping[int, str]) -> None
     assert producer.flush(PATIENCE_S) == 0
 
 
-def test_what_compaction_takes_of_a_claimed_batch_is_expired_and_the_job_goes_on(
+def test_claimed_batch_that_compaction_shortened_expires(
     apache_kafka: ApacheKafka, likest_redis: EmbeddedRedis, tmp_path: Path
 ) -> None:
     settings = Settings(
@@ -88,7 +88,7 @@ def test_what_compaction_takes_of_a_claimed_batch_is_expired_and_the_job_goes_on
 
         cluster.start("coordinator", "c1")
         cluster.start("worker", "w1")
-        await_condition(cluster.drained, "the job goes on, and drains", PATIENCE_S)
+        await_condition(cluster.drained, "the job continues and drains", PATIENCE_S)
         audit = cluster.audit()
         assert not audit.flaws
         assert [record.reason for record in audit.quarantined] == ["expired"]

@@ -144,7 +144,7 @@ def stack(
     *("docker-compose.yml", "deploy/compose/", "docs/start/compose.md", "common/config/settings"),
     *("tests/compose.py", "tests/integration/test_compose.py", "tests/integration/composed.py"),
 )
-def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
+def test_compose_services_run_and_guide_commands_train_a_model(
     stack: Stack,
     kafka: tuple[str, str],
     storage: tuple[str, S3Client],
@@ -190,9 +190,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     assert set(stack.stop().values()) == {0}
 
 
-def test_redis_lets_nobody_in_without_the_password_and_keeps_what_was_written(
-    redis_url: str, secrets: Path
-) -> None:
+def test_compose_redis_requires_password_and_persists_writes(redis_url: str, secrets: Path) -> None:
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(redis_url).get("key")
     password = (secrets / "redis_password").read_text().strip()

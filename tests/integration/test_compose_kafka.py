@@ -32,7 +32,7 @@ def set_up(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProce
     )
 
 
-def test_the_image_makes_properties_that_kafka_takes_and_a_disk_that_a_restart_keeps(
+def test_kafka_image_accepts_properties_and_keeps_disk_on_restart(
     tmp_path: Path,
 ) -> None:
     kafka = compose.services()["kafka"]
@@ -50,7 +50,7 @@ def test_the_image_makes_properties_that_kafka_takes_and_a_disk_that_a_restart_k
     assert (tmp_path / "data/meta.properties").read_text() == identity
 
 
-def test_every_listener_is_one_that_the_file_knows_and_the_published_one_is_advertised() -> None:
+def test_listeners_are_known_and_published_one_is_advertised() -> None:
     for port in ("29092", "19092"):
         kafka = compose.services({"STACK_KAFKA_PORT": port})["kafka"]
         properties = kafka_properties(kafka)

@@ -46,7 +46,7 @@ def queries() -> dict[str, str]:
     *("deploy/grafana/", "deploy/prometheus/", "common/telemetry/"),
     *("tests/prometheus.py", "tests/watched.py", "tests/integration/test_dashboards.py"),
 )
-def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged(
+def test_every_panel_query_has_a_number_and_every_alert_is_evaluated(
     tmp_path: Path,
 ) -> None:
     # worker-1   ▏reads, computes▕ killed                 its machine is gone: Prometheus sees it
@@ -58,7 +58,8 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
     with watched_demo(program, tmp_path / "demo", RECORDS_PER_S, coordinators=1) as demo:
         prometheus = demo.prometheus
         await_condition(
-            lambda: number_of(prometheus, "max(doll_model_version)") >= KILLED_AFTER, "it trains"
+            lambda: number_of(prometheus, "max(doll_model_version)") >= KILLED_AFTER,
+            "the job trains",
         )
         demo.workers[0].kill()
         empty = {
@@ -73,13 +74,13 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
             return not empty
 
         try:
-            await_condition(all_reported, "every query gives a number", PATIENCE_S)
+            await_condition(all_reported, "every query returns a number", PATIENCE_S)
         except AssertionError:
             listed = "\n".join(f"{name}\n    {query}" for name, query in empty.items())
             pytest.fail(f"{len(empty)} queries give nothing:\n{listed}")
         await_condition(
             lambda: all(rule.health == "ok" for rule in prometheus.alerts()),
-            "every alert was judged",
+            "every alert was evaluated",
         )
         states = {rule.name: rule.state for rule in prometheus.alerts()}
         assert states["DollProcessDown"] == "pending", "a worker was killed less than 2 minutes ago"

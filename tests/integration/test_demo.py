@@ -109,7 +109,7 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
+def test_demo_uses_every_record_once_and_leaves_nothing_running(
     tmp_path: Path, temporary: Path
 ) -> None:
     seen = set[int]()
@@ -169,11 +169,11 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     assert "live page: http://127.0.0.1:" in said
     # Two servers, coordinator, provisioner, admin and a machine.
     assert len(seen) >= 6
-    await_condition(lambda: not left(seen), "all machines are given back")
+    await_condition(lambda: not left(seen), "all machines are released")
 
 
 @pytest.mark.nightly
-def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
+def test_rented_machines_end_with_a_killed_demo(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     arguments = ["demo", "--provision", "--workers", "2", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
@@ -186,15 +186,15 @@ def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporar
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_demo_that_is_stopped_leaves_nothing_running(
+def test_stopped_demo_leaves_nothing_running(
     tmp_path: Path, temporary: Path, how: signal.Signals
 ) -> None:
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
-        assert len(children) == 7  # and who forks them
+        assert len(children) == 7  # the fork server included
         process.send_signal(how)
         assert process.wait(END_S) == 128 + how, said.read_text()
     assert left(children) == set()
@@ -203,10 +203,10 @@ def test_demo_that_is_stopped_leaves_nothing_running(
 
 
 @pytest.mark.nightly
-def test_nothing_survives_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
+def test_killed_demo_leaves_nothing_running(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     with running(["demo", "--out", str(tmp_path)], temporary, said) as process:
-        await_condition(lambda: len(descendants(process.pid)) == 7, "all processes are there")
+        await_condition(lambda: len(descendants(process.pid)) == 7, "all processes are running")
         children = descendants(process.pid)
         process.kill()
         process.wait(END_S)
@@ -214,13 +214,13 @@ def test_nothing_survives_a_demo_that_is_killed(tmp_path: Path, temporary: Path)
 
 
 @pytest.mark.nightly
-def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
+def test_worker_that_dies_unexpectedly_ends_the_demo_and_is_named(
     tmp_path: Path, temporary: Path
 ) -> None:
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
         [victim] = [pid for pid in children if name_of(pid) == "worker-1"]
         os.kill(victim, signal.SIGKILL)
@@ -241,7 +241,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path), f"the built-in one, for a first try: {keeps} ({why})"
 
 
-def test_what_doll_up_prints_is_all_that_another_terminal_needs(
+def test_doll_up_prints_everything_another_terminal_needs(
     machine: tuple[str, str], tmp_path: Path, temporary: Path
 ) -> None:
     said, folder = tmp_path / "said", tmp_path / "up"
@@ -276,7 +276,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
     assert not (folder / "environment").exists()
 
 
-def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
+def test_task_that_exits_its_process_ends_no_stack_and_no_other_job(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # dying     worker-1 ends several times; then its batch is quarantined
@@ -318,7 +318,7 @@ def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
         assert process.wait(END_S) == 0, said.read_text()
 
 
-def test_redis_that_dies_is_restarted_and_the_built_in_kafka_ends_the_stack(
+def test_dead_redis_is_restarted_and_dead_built_in_kafka_ends_the_stack(
     tmp_path: Path, temporary: Path
 ) -> None:
     said = tmp_path / "said"
@@ -326,8 +326,13 @@ def test_redis_that_dies_is_restarted_and_the_built_in_kafka_ends_the_stack(
     with running(arguments, temporary, said) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         os.kill(server_of(process.pid, "redis-server"), signal.SIGKILL)
-        await_condition(lambda: "Redis was ended by SIGKILL" in said.read_text(), "it is told")
-        await_condition(lambda: server_of(process.pid, "redis-server") > 0, "Redis is back")
+        await_condition(
+            lambda: "Redis was ended by SIGKILL" in said.read_text(),
+            "the restart of Redis is reported",
+        )
+        await_condition(
+            lambda: server_of(process.pid, "redis-server") > 0, "Redis is running again"
+        )
         assert process.poll() is None
 
         os.kill(server_of(process.pid, "mock_broker"), signal.SIGKILL)
@@ -344,7 +349,7 @@ def server_of(pid: int, name: str) -> int:
     return 0
 
 
-def test_a_kafka_that_was_asked_for_and_cannot_be_had_is_refused_with_what_to_install(
+def test_kafka_real_without_java_is_refused_with_what_to_install(
     tmp_path: Path, temporary: Path
 ) -> None:
     said = tmp_path / "said"

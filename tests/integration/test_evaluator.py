@@ -109,7 +109,7 @@ class Training:
         for _ in range(updates // EVERY):
             before = len(self.evaluations())
             self.produce(EVERY, turned=turned)
-            await_condition(lambda n=before: len(self.evaluations()) > n, "it is judged")  # type: ignore[misc]
+            await_condition(lambda n=before: len(self.evaluations()) > n, "it is evaluated")  # type: ignore[misc]
 
     def evaluations(self) -> list[Evaluated]:
         """Return results on the test set. Records which versions were offered."""
@@ -143,7 +143,7 @@ def training(
     made.close()
 
 
-def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
+def test_evaluations_are_correct_and_find_the_stream_that_changed(
     training: Training,
 ) -> None:
     training.start("evaluator", "e1")
@@ -187,17 +187,18 @@ def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
 
 
 @pytest.mark.parametrize("settings", ["embedded"], indirect=True)
-def test_an_evaluator_that_is_killed_goes_on_where_it_was(training: Training) -> None:
+def test_killed_evaluator_resumes_with_the_newest_version(training: Training) -> None:
     first = training.start("evaluator", "e1")
     training.train(20)
     first.kill()
     before = len(training.evaluations())
-    training.produce(4 * EVERY)  # nobody judges these
+    training.produce(4 * EVERY)  # no evaluator evaluates these
     await_condition(
-        lambda: max(model.version for model in _seen(training)) >= 30, "versions go by unjudged"
+        lambda: max(model.version for model in _seen(training)) >= 30,
+        "versions pass without evaluation",
     )
     training.start("evaluator", "e2")
-    await_condition(lambda: len(training.evaluations()) > before, "the newest is judged")
+    await_condition(lambda: len(training.evaluations()) > before, "the newest version is evaluated")
     training.train(10)
 
     versions = [each.model.version for each in training.evaluations()]

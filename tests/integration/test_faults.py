@@ -39,7 +39,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def test_a_worker_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make) -> None:
+def test_frozen_worker_changes_nothing_when_it_wakes(make: Make) -> None:
     # w1   ████████ frozen ░░░░░░░░░░░░░░░░ thaws ██████   with claims and gradients in mind
     # w2   ████████████████████████████████████████████
     cluster = make(name="frozen-worker", records=3000)
@@ -55,7 +55,7 @@ def test_a_worker_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     assert_each_record_counts_once(cluster, 3000)
 
 
-def test_training_goes_on_by_itself_when_one_of_no_workers_comes_back(make: Make) -> None:
+def test_training_resumes_when_a_worker_joins_the_empty_fleet(make: Make) -> None:
     cluster = make(name="no-workers", records=2000)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
@@ -68,7 +68,7 @@ def test_training_goes_on_by_itself_when_one_of_no_workers_comes_back(make: Make
     assert_each_record_counts_once(cluster, 2000)
 
 
-def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make) -> None:
+def test_frozen_leader_changes_nothing_when_it_wakes(make: Make) -> None:
     # c1   leads ██████ frozen ░░░░░░░░░░░░░░░░░░░ thaws, steps down
     # c2   standby             leads ███████████████████████████████
     cluster = make(name="frozen-leader", records=3000)
@@ -82,13 +82,13 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     cluster.produce(1000)
     await_condition(lambda: cluster.has_led("c2"), "c2 leads")
     cluster.thaw("c1")
-    await_condition(lambda: "leadership_lost" in cluster.said("c1"), "c1 has noticed")
+    await_condition(lambda: "leadership_lost" in cluster.said("c1"), "c1 has lost its leadership")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 3000)
     assert cluster.audit().takeovers == 2
 
 
-def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_after(
+def test_leader_and_worker_frozen_during_a_purge_are_ignored_afterwards(
     make: Make, likest_to_production: Settings
 ) -> None:
     # c1, w1   first job ███ frozen ░░░░░░░░░░░░░░░░░░░░░░░░░░░ thaw ███ take part in the second
@@ -102,26 +102,28 @@ def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_afte
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.freeze("w1")
     cluster.freeze("c1")
-    await_condition(lambda: cluster.has_led("c2") and cluster.drained(), "the others go on")
+    await_condition(
+        lambda: cluster.has_led("c2") and cluster.drained(), "c2 leads and the job is drained"
+    )
     cluster.want("stopped")
-    await_condition(lambda: not cluster.board.is_leased(), "its last leader is done")
+    await_condition(lambda: not cluster.board.is_leased(), "its last leader has released the lease")
     own = [topic for topic in cluster.log.topics() if topic.startswith("doll.purged.")]
     removed = cluster.purge()
     if not likest_to_production.embedded_kafka:
         assert sorted(removed.topics) == own
-        await_condition(lambda: not {*own} & {*cluster.log.topics()}, "they are gone")
+        await_condition(lambda: not {*own} & {*cluster.log.topics()}, "the topics are deleted")
 
     assert cluster.submit_again() == "purged.I2"
-    await_condition(lambda: cluster.version() >= 3, "three updates of the second")
+    await_condition(lambda: cluster.version() >= 3, "three updates of the second job")
     for name in ("c1", "w1"):
         cluster.thaw(name)
-    await_condition(lambda: "w1" in cluster.board.heartbeats(), "w1 works for the second")
+    await_condition(lambda: "w1" in cluster.board.heartbeats(), "w1 works for the second job")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.ended() == []
 
 
-def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
+def test_empty_redis_is_refilled_from_memory_of_the_leader(
     make: Make, request: pytest.FixtureRequest, settings: Settings
 ) -> None:
     server = "embedded_redis" if settings.embedded_kafka else "system_redis"
@@ -136,13 +138,13 @@ def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
     version = cluster.version()
     request.getfixturevalue(server).restart()
     cluster.produce(1500)
-    await_condition(lambda: cluster.version() > version + 10, "it goes on where it was")
+    await_condition(lambda: cluster.version() > version + 10, "training continues")
     assert_each_record_counts_once(cluster, 3000)
 
 
 @pytest.mark.kafka
 @pytest.mark.redis
-def test_everything_waits_for_a_broker_that_restarts_and_goes_on(
+def test_services_wait_for_restarting_broker_and_resume(
     make: Make, settings: Settings, apache_kafka: ApacheKafka
 ) -> None:
     if settings.embedded_kafka:
@@ -160,10 +162,10 @@ def test_everything_waits_for_a_broker_that_restarts_and_goes_on(
 
 @pytest.mark.kafka
 @pytest.mark.redis
-def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
+def test_on_preemption_hold_keeps_streams_for_the_killed_worker(
     make: Make, settings: Settings
 ) -> None:
-    # w1   ████████ killed                   back: its streams go on
+    # w1   ████████ killed                   restarted: its streams continue
     # w2   ████████████████ its own streams only ███████████████████
     if settings.embedded_kafka:
         pytest.skip("the embedded broker knows no static members")
@@ -172,8 +174,8 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
         cluster.start("coordinator" if name == "c1" else "worker", name)
     cluster.produce(1000)
     have_shares = lambda: all("reading_from" in cluster.said(name) for name in ("w1", "w2"))  # noqa: E731 -- short
-    await_condition(have_shares, "each has its share")
-    await_condition(cluster.drained, "both read")
+    await_condition(have_shares, "each worker has its share")
+    await_condition(cluster.drained, "both workers read")
     before = cluster.said("w2").count("partitions_assigned")
     cluster.kill("w1")
     cluster.produce(1000)
@@ -192,7 +194,7 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
     assert_each_record_counts_once(cluster, 3000)
 
 
-def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(make: Make) -> None:
+def test_control_record_of_later_format_holds_the_job(make: Make) -> None:
     cluster = make(name="later-format", records=1000)
     for name in ("c1", "c2", "w1"):
         cluster.start("coordinator" if name.startswith("c") else "worker", name)
@@ -209,14 +211,14 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     assert "'merged' of format 2, expected at most 1" in reason
     assert "run a newer coordinator" in reason
     held = lambda: any("job_held" in cluster.said(name) for name in ("c1", "c2"))  # noqa: E731 -- short
-    await_condition(held, "it is logged")
+    await_condition(held, "the hold is logged")
     updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     leads = [record for _, record in updates if isinstance(record, Lead)]
     # No leader repeats the same failure for many terms.
     assert len(leads) <= 2
 
 
-def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:
+def test_control_topic_shorter_than_snapshot_holds_the_job(make: Make) -> None:
     cluster = make(name="lost-records", records=100)
     known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
     sealed = to_bytes(SnapshotFile(known, b""), cluster.record().seal)
@@ -229,4 +231,6 @@ def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> 
     assert "the control topic lost records that Kafka had acknowledged: it ends at 0" in reason
     assert "the hot snapshot 4-9 has it up to 3" in reason
     assert "--after-loss" in reason
-    assert cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0  # nobody leads
+    assert (
+        cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0
+    )  # no coordinator led

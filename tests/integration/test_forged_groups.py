@@ -60,7 +60,7 @@ def admin(settings: Settings) -> Iterator[redis.Redis]:
         yield client
 
 
-def goes_on(cluster: Cluster, what: str) -> None:
+def assert_updates_continue(cluster: Cluster, what: str) -> None:
     version = cluster.version()
     cluster.produce(RECORDS_OF_A_CASE)
     await_condition(
@@ -110,14 +110,17 @@ def attempt(trigger: UpdateTrigger) -> AttemptId:
 
 REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
     "2^62 numbers": (lambda t: state(t, numbers=2**62), "numbers: its model has more than"),
-    "numbers that others do not have": (lambda t: state(t, numbers=2**39), "that of most workers"),
+    "more numbers than the others have": (
+        lambda t: state(t, numbers=2**39),
+        "that of most workers",
+    ),
     "a negative number": (lambda t: state(t, numbers=-1), ""),
-    "seconds that are no number": (lambda t: state(t, began_s=float("nan")), ""),
-    "a version that nobody made": (
+    "a start time that is not a number": (lambda t: state(t, began_s=float("nan")), ""),
+    "an unknown version": (
         lambda t: state(t, made=ModelId(t.id.epoch, 10**6)),
         "made: it holds version 1000000",
     ),
-    "a trigger that nobody posted": (
+    "an unknown trigger": (
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch, 2**62)),
         "heard: it names a trigger",
     ),
@@ -125,9 +128,9 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch + 1, 1)),
         "heard: it names a trigger",
     ),
-    "the newest version in nobody's hands": (lambda t: state(t, made=made(t)), ""),
-    "a slice that there is not": (lambda t: state(t, slices=(99,)), "slices: it holds slice 99"),
-    "another process of a member's name": (
+    "the newest version at an unknown member": (lambda t: state(t, made=made(t)), ""),
+    "an unknown slice": (lambda t: state(t, slices=(99,)), "slices: it holds slice 99"),
+    "another process under a member's name": (
         lambda t: state(t, worker=WorkerId("w1"), made=made(t)),
         "two processes run as w1",
     ),
@@ -157,14 +160,12 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
 
 
 @pytest.mark.timeout(900)
-def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
-    make: Make, admin: redis.Redis
-) -> None:
+def test_group_ignores_forged_reports_and_logs_the_reason(make: Make, admin: redis.Redis) -> None:
     records = RECORDS_OF_A_CASE * (len(REPORTS) + 1)
     cluster = make("forged-group", records, GROUP, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "a beginning")
+    assert_updates_continue(cluster, "the start")
     for case, (forge, reason) in REPORTS.items():
 
         def is_reported(
@@ -172,7 +173,7 @@ def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
         ) -> bool:
             """Forge again: a report counts only if it answers the newest request."""
             trigger = newest(cluster)
-            raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # nobody has checked it
+            raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # unchecked
             said = wire.frame(msgspec.msgpack.encode((cluster.job, raw)), b"")
             admin.rpush(f"doll:{{{trigger.reply_to}}}:replies", said)
             return reason in cluster.said("c1")
@@ -180,13 +181,13 @@ def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
         digest = cluster.board.heartbeats()[WorkerId("w1")].digest
         cluster.board.beat(FORGER, "alive", 600.0, digest)
         await_condition(is_reported, f"{case}: the log says why")
-        goes_on(cluster, case)
+        assert_updates_continue(cluster, case)
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
 
 
 @pytest.mark.parametrize("mode", ["group", "board"])
-def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
+def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
     make: Make, admin: redis.Redis, mode: str
 ) -> None:
     # c1   █████ killed
@@ -197,7 +198,7 @@ def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
     cluster = make(f"forged-hot-{mode}", records, options, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "a beginning")
+    assert_updates_continue(cluster, "the start")
     await_condition(cluster.drained, "everything is settled")
     cluster.kill("c1")
     own = from_bytes(cluster.board.snapshots()[0])
@@ -211,14 +212,14 @@ def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
         admin.sadd(f"doll:{{{cluster.job}}}:snapshots", epoch)
     cluster.start("coordinator", "c2")
 
-    goes_on(cluster, "a forged hot snapshot")
+    assert_updates_continue(cluster, "a forged hot snapshot")
     assert cluster.wanted() == "running"
-    await_condition(lambda: "hot_snapshot_forged" in cluster.said("c2"), "the log says why")
+    await_condition(lambda: "hot_snapshot_forged" in cluster.said("c2"), "the log gives the reason")
     cluster.produce(RECORDS_OF_A_CASE)
     assert_each_record_counts_once(cluster, records)
 
 
-def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
+def test_only_one_of_two_processes_of_one_name_becomes_member(
     make: Make,
 ) -> None:
     # w1          ███████████████████ killed
@@ -227,7 +228,7 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
     cluster = make("double", records, GROUP, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "a beginning")
+    assert_updates_continue(cluster, "the start")
     double = cluster.start_double("w1")
 
     def status_says() -> str:
@@ -241,29 +242,33 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
         return set() if trigger.group is UNSET else {*trigger.group.membership.members}
 
     await_condition(
-        lambda: status_says().startswith("two processes run as w1"), "the status says so"
+        lambda: status_says().startswith("two processes run as w1"), "the status reports it"
     )
-    await_condition(lambda: "left_out" in cluster.said("c1"), "and the leader's log")
-    await_condition(lambda: "another process of this name" in cluster.said(double), "and its own")
+    await_condition(lambda: "left_out" in cluster.said("c1"), "the leader logs it")
+    await_condition(
+        lambda: "another process of this name" in cluster.said(double), "the second process logs it"
+    )
     first = member(newest(cluster), "w1")
     for _ in range(2):
-        goes_on(cluster, "a second process of a name")
+        assert_updates_continue(cluster, "a second process of a name")
         assert first in members()
 
     cluster.kill("w1")
-    goes_on(cluster, "the first process of a name is killed")
+    assert_updates_continue(cluster, "the first process of a name is killed")
 
     def lives() -> set[int]:
         return {each.life for each in members() if each.worker == "w1"}
 
-    await_condition(lambda: lives() != set() and first.life not in lives(), "the other is a member")
-    goes_on(cluster, "the other process of a name is a member")
-    await_condition(lambda: status_says() == "", "the status says so no more")
+    await_condition(
+        lambda: lives() != set() and first.life not in lives(), "the other process is a member"
+    )
+    assert_updates_continue(cluster, "the other process of a name is a member")
+    await_condition(lambda: status_says() == "", "the status no longer reports it")
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
 
 
-def test_two_processes_of_one_name_count_each_record_once_where_the_coordinator_holds_the_weights(
+def test_two_processes_of_one_name_count_each_record_once_in_board_mode(
     make: Make,
 ) -> None:
     # Orders name a worker: both processes compute, and the first gradient counts.
@@ -271,11 +276,11 @@ def test_two_processes_of_one_name_count_each_record_once_where_the_coordinator_
     cluster = make("double-board", records, seconds=0.01)
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
-    goes_on(cluster, "a beginning")
+    assert_updates_continue(cluster, "the start")
     double = cluster.start_double("w1")
-    await_condition(lambda: "worker_joins" in cluster.said(double), "it takes part")
-    goes_on(cluster, "a second process of a name")
+    await_condition(lambda: "worker_joins" in cluster.said(double), "the second process joins")
+    assert_updates_continue(cluster, "a second process of a name")
     cluster.kill("w1")
-    goes_on(cluster, "the first process of a name is killed")
+    assert_updates_continue(cluster, "the first process of a name is killed")
     cluster.produce(RECORDS_OF_A_CASE)
     assert_each_record_counts_once(cluster, records)

@@ -61,7 +61,7 @@ def state(pid: int) -> str:
         return ""
 
 
-def test_it_has_the_surroundings_that_it_was_given(
+def test_fork_has_the_given_environment_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,14 +81,14 @@ def test_it_has_the_surroundings_that_it_was_given(
     assert found["gradient"] == 1000 * 1000
 
 
-def test_two_do_not_draw_the_same(tmp_path: Path) -> None:
+def test_two_forks_draw_different_random_numbers(tmp_path: Path) -> None:
     logs = [tmp_path / "1", tmp_path / "2"]
     drawn = {read_state(forked(log, "0"), log)["chance"] for log in logs}
     assert len(drawn) == 2
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_how_it_ends_is_known(code: int, tmp_path: Path) -> None:
+def test_fork_reports_its_exit_code(code: int, tmp_path: Path) -> None:
     child = forked(tmp_path / "log", str(code))
     await_condition(lambda: not child.running(), "it has ended", PATIENCE_S)
     assert child.exit_code == code
@@ -96,7 +96,7 @@ def test_how_it_ends_is_known(code: int, tmp_path: Path) -> None:
     assert child.exit_code == code
 
 
-def test_what_it_raises_is_in_its_log(tmp_path: Path) -> None:
+def test_exception_in_fork_is_logged(tmp_path: Path) -> None:
     child = forked(tmp_path / "log", "no number")
     await_condition(lambda: not child.running(), "it has ended", PATIENCE_S)
     assert child.exit_code == 1
@@ -115,7 +115,7 @@ def test_fork_that_dies_of_a_fault_logs_its_stack(fault: signal.Signals, waiting
     assert "forked.py" in waiting.last_words()
 
 
-def test_it_can_be_killed_frozen_and_asked_to_end(waiting: Child) -> None:
+def test_fork_can_be_frozen_and_terminated(waiting: Child) -> None:
     os.kill(waiting.pid, signal.SIGSTOP)
     await_condition(lambda: state(waiting.pid) == "T", "it is frozen", PATIENCE_S)
     assert waiting.running()
@@ -127,15 +127,13 @@ def test_it_can_be_killed_frozen_and_asked_to_end(waiting: Child) -> None:
     assert state(waiting.pid) == ""
 
 
-def test_it_is_dead_once_it_is_killed(waiting: Child) -> None:
+def test_killed_fork_is_dead_at_once(waiting: Child) -> None:
     waiting.kill()
     assert waiting.exit_code == -signal.SIGKILL
     assert state(waiting.pid) == ""
 
 
-def test_a_server_that_was_killed_takes_its_forks_along_and_another_begins(
-    waiting: Child, tmp_path: Path
-) -> None:
+def test_killed_fork_server_ends_its_forks_and_is_restarted(waiting: Child, tmp_path: Path) -> None:
     server = int(Path(f"/proc/{waiting.pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(server, signal.SIGKILL)
     await_condition(lambda: waiting.exit_code == -signal.SIGKILL, "the fork is dead")
@@ -146,12 +144,12 @@ def test_a_server_that_was_killed_takes_its_forks_along_and_another_begins(
     after.kill()
 
 
-def test_an_environment_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_too_large_environment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="larger than"):
         forked(tmp_path / "log", "wait", LARGE="x" * (1 << 17))
 
 
-def test_it_ends_when_the_process_that_asked_for_it_is_killed(tmp_path: Path) -> None:
+def test_fork_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", PARENT, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
     ) as parent:

@@ -96,7 +96,7 @@ def produce_and_await_updates(cluster: Cluster, records: int) -> None:
     await_condition(lambda: cluster.version() >= before + 3, "3 more updates")
 
 
-def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
+def test_dying_member_loses_only_its_own_part_of_an_update(make: Make) -> None:
     # w0       cannot join, and says so
     # w1..w3   ██████████████████████████
     # w4       ████ killed    ████ another under its name
@@ -114,7 +114,7 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
     await_condition(lambda: offered() is not None, "a version is offered to evaluators")
     cluster.start("coordinator", "c2")
     cluster.kill("w4")
-    await_condition(lambda: "worker w0" in cluster.board.unable(), "who cannot join says why")
+    await_condition(lambda: "worker w0" in cluster.board.unable(), "w0 reports why it cannot join")
     before = cluster.version()
     await_condition(lambda: cluster.version() >= before + 10, "ten more without w4")
     cluster.start("worker", "w4")
@@ -134,7 +134,7 @@ def test_who_dies_takes_its_own_part_of_an_update_alone(make: Make) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_members_add_up_in_the_memory_of_a_gpu_and_one_is_killed(
+def test_group_on_gpus_survives_a_killed_member(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They share a GPU. NCCL refuses processes that do so on one machine.
@@ -152,9 +152,7 @@ def test_members_add_up_in_the_memory_of_a_gpu_and_one_is_killed(
     assert cluster.audit().taken_back == 0
 
 
-def test_weights_are_those_that_one_process_finds_of_the_same_batches(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_group_weights_match_those_of_a_single_process(settings: Settings, tmp_path: Path) -> None:
     spec = parse_job("""
 name: tables
 streams: [tables-a]
@@ -207,7 +205,7 @@ aggregation: {mode: group}
     log.close()
 
 
-def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Make) -> None:
+def test_unstored_updates_are_learned_again_after_all_members_die(make: Make) -> None:
     # w1, w2   ████████ killed
     # w3               ████████ left
     # w4                         █████████
@@ -237,7 +235,7 @@ def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:
     return [lead.slices for _, lead in records if isinstance(lead, Lead)][-1] == slices
 
 
-def test_who_holds_the_weights_changes_and_nothing_is_taken_back(make: Make) -> None:
+def test_switching_between_board_and_group_takes_no_update_back(make: Make) -> None:
     # held by   the coordinator │ members │ owners of slices │ members │ the coordinator
     cluster = started(make, "switched", 6000, "c1", "w1", "w2", "w3", group="", produced=1200)
     await_condition(lambda: cluster.version() >= 5, "five updates")
@@ -254,7 +252,7 @@ def test_who_holds_the_weights_changes_and_nothing_is_taken_back(make: Make) -> 
     assert cluster.audit().taken_back == 0
 
 
-def test_the_leader_dies_while_others_come_to_hold_the_weights(make: Make) -> None:
+def test_leader_killed_during_switch_of_weight_holders_loses_no_record(make: Make) -> None:
     # c1   leads ██ told ██ killed
     # c2                    ░░ leads, and has it done ██
     cluster = started(make, "switch-killed", 3600, "c1", "w1", "w2", group="", produced=1200)
@@ -270,7 +268,7 @@ def test_the_leader_dies_while_others_come_to_hold_the_weights(make: Make) -> No
     assert_each_record_counts_once(cluster, 3600)
 
 
-def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> None:
+def test_members_keep_their_weights_after_a_forged_trigger(make: Make) -> None:
     # The history says that the coordinator holds the weights, in an epoch without a leader.
     cluster = started(make, "forged", 2000, "c1", "w1", "w2")
     await_condition(lambda: cluster.version() >= 10, "ten updates")
@@ -283,7 +281,7 @@ def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> 
     assert cluster.audit().taken_back == 0
 
 
-def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
+def test_dead_owner_of_replicated_slices_loses_no_update(make: Make) -> None:
     # Two of the four own all slices, each of them all: one dies, then others, one by one.
     cluster = started(make, "slices", 3000, "c1", "w1", "w2", "w3", "w4", group=SLICES % 2)
     await_condition(lambda: cluster.version() >= 10, "ten updates")
@@ -295,7 +293,7 @@ def test_an_owner_of_slices_dies_and_nothing_is_taken_back(make: Make) -> None:
     assert cluster.audit().taken_back == 0
 
 
-def test_owners_take_a_slice_along_and_what_came_after_the_backup_is_learned_again(
+def test_updates_after_slice_backup_are_learned_again_if_owners_die(
     make: Make,
 ) -> None:
     # Each slice has one owner, w1 to w4 own two each: survivors lack parts of the optimizer's

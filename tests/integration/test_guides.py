@@ -134,7 +134,7 @@ def workdir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("guides", [case(guide) for guide in ALONE])
-def test_commands_that_need_no_server_answer_as_the_guide_says(
+def test_commands_without_server_answer_as_the_guide_says(
     guides: tuple[str, ...], workdir: Path, doll_program: Path, tmp_path: Path
 ) -> None:
     environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin", doll_program)}
@@ -143,7 +143,7 @@ def test_commands_that_need_no_server_answer_as_the_guide_says(
 
 
 @pytest.mark.parametrize("guide", WITH_SERVERS)
-def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
+def test_commands_that_start_services_answer_as_the_guide_says(
     guide: str, workdir: Path, reader: dict[str, str]
 ) -> None:
     wrong = what_goes_wrong([guide], workdir, reader, LONG_S, reader["DOLL_API_PORT"])
@@ -152,7 +152,7 @@ def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
 
 @pytest.mark.usefixtures("services")
 @pytest.mark.parametrize("guides", [case(*guides) for guides in WITH_A_STACK])
-def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
+def test_commands_on_a_running_stack_answer_as_the_guide_says(
     guides: tuple[str, ...], workdir: Path, reader: dict[str, str]
 ) -> None:
     texts = "".join((DOCS / guide).read_text() for guide in guides)
@@ -164,14 +164,14 @@ def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
     assert not wrong, wrong
 
 
-def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
+def test_every_guide_with_commands_is_run() -> None:
     run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *chain.from_iterable(WITH_A_STACK)}
     files = chain(DOCS.rglob("*.md"), DOCS.rglob("*.ipynb"))
     guides = {path.relative_to(DOCS).as_posix() for path in files}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
 
-def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
+def test_api_guide_has_an_example_of_every_route() -> None:
     asked = "\n".join(command.text for command in commands("reference/api.md"))
     document = create_app().openapi()
     for path in document["paths"]:
@@ -180,25 +180,25 @@ def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
             assert re.search(rf'\$URL{shape}["?\s]|\$URL{shape}$', asked, re.MULTILINE), path
 
 
-def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_left_out() -> None:
+def test_provisioning_guide_shows_every_kind_of_plan_record() -> None:
     [(_, block)] = blocks("explain/provisioning.md", "json")
     shown = block.replace("\n  ", " ").splitlines()  # joins indented lines
     kinds = {type(decode_plan(line.encode())) for line in shown}
     assert kinds == set(get_args(PlanRecord))
 
 
-def test_the_job_of_the_readme_makes_sense() -> None:
+def test_readme_job_is_valid() -> None:
     [(_, job)] = blocks("../README.md", "yaml")
     assert job_from_json(as_json(load_text(job))).name == "digits"
 
 
-def test_the_job_file_of_the_guide_to_provisioning_makes_sense() -> None:
+def test_provisioning_guide_job_is_valid() -> None:
     [(_, job)] = blocks("explain/provisioning.md", "yaml")
     asked = msgspec.json.decode(as_json(load_text(job)))
     assert ProvisioningSpec.model_validate_json(msgspec.json.encode(asked["provisioning"]))
 
 
-def test_the_market_files_of_the_reference_make_sense_and_it_names_every_field() -> None:
+def test_market_reference_files_are_valid_and_every_field_is_named() -> None:
     shown = [text for _, text in blocks("reference/market.md", "yaml")]
     fleets = [Market.model_validate_json(as_json(load_text(text))).fleet for text in shown]
     assert fleets == ["ec2", "process"]

@@ -53,7 +53,7 @@ def settings(likest_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Settings]:
         )
 
 
-def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_records_is_held(
+def test_job_runs_on_hostile_cluster_defaults_and_is_held_if_records_would_be_lost(
     settings: Settings, tmp_path: Path
 ) -> None:
     # The owner of the streams sets their retention.
@@ -87,13 +87,15 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
             return sum(len(everything(cluster.log, place)) for place in places)
 
         await_condition(
-            lambda: count_dead_letters() == RECORDS // 20, "all have letters", PATIENCE_S
+            lambda: count_dead_letters() == RECORDS // 20,
+            "all bad records have dead letters",
+            PATIENCE_S,
         )
 
         configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "100000000"})
         cluster.kill("c1")
         cluster.start("coordinator", "c2")
-        await_condition(lambda: cluster.record().held, "it is held", PATIENCE_S)
+        await_condition(lambda: cluster.record().held, "the job is held", PATIENCE_S)
         assert cluster.record().reason == (
             f"Kafka would lose records of the job: {updates_topic(NAME)} has"
             " retention.ms=100000000, not -1; set that right: kafka-configs.sh --bootstrap-server"
@@ -103,7 +105,7 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
         configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "-1"})
         cluster.want("running")
         cluster.produce(RECORDS // 2)
-        await_condition(cluster.drained, "it goes on", PATIENCE_S)
+        await_condition(cluster.drained, "the job is drained again", PATIENCE_S)
         assert cluster.audit().trained == RECORDS
         assert not cluster.audit().flaws
         assert cluster.ended() == []

@@ -207,9 +207,7 @@ def check(target: Target, valid: Sent, others: list[Sent]) -> None:
 @pytest.mark.parametrize(
     ("target", "field"), [("digits", "image"), ("clicks", "features")], indirect=["target"]
 )
-def test_megabyte_that_is_no_inference_request_costs_serve_little(
-    target: Target, field: str
-) -> None:
+def test_invalid_megabyte_body_costs_serve_little(target: Target, field: str) -> None:
     path, kind = f"/v2/models/{'digits' if field == 'image' else 'clicks'}", "application/json"
     bodies = [*model_bodies(field), *RAW.items()]
     others = [(what, "POST", f"{path}/infer", kind, body) for what, body in bodies]
@@ -221,7 +219,7 @@ def test_megabyte_that_is_no_inference_request_costs_serve_little(
 
 
 @pytest.mark.parametrize("target", ["admin"], indirect=True)
-def test_megabyte_that_is_no_valid_body_costs_the_admin_service_little(target: Target) -> None:
+def test_invalid_megabyte_body_costs_admin_little(target: Target) -> None:
     bodies = [*job_bodies(), *RAW.items()]
     kinds = cycle(("application/json", "application/yaml"))
     others = [
@@ -245,7 +243,7 @@ def test_megabyte_that_is_no_valid_body_costs_the_admin_service_little(target: T
 
 
 @pytest.mark.parametrize("target", ["digits"], indirect=True)
-def test_half_open_connections_to_serve_are_closed_while_others_are_answered(
+def test_half_open_connections_to_serve_are_closed_without_blocking_others(
     target: Target,
 ) -> None:
     path, began = "/v2/models/digits", monotonic()

@@ -1,4 +1,4 @@
-"""The contents of an image start as they would there: as nobody, on files nobody can change."""
+"""The contents of an image start as in a container: unprivileged, on read-only files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def service(images: dict[str, PlainImage]) -> PlainImage:
 
 
 def status(url: str) -> int:
-    """Return the status of the answer. 0 if nobody listens."""
+    """Return the status of the answer. 0 if no server listens."""
     try:
         return httpx2.get(url).status_code
     except httpx2.TransportError:
@@ -88,7 +88,7 @@ class Begun(NamedTuple):
 
 
 @pytest.mark.parametrize("target", SERVICES)
-def test_services_come_up_without_servers_are_well_and_end_on_request(
+def test_services_start_without_servers_are_healthy_and_stop_on_signal(
     target: str, images: dict[str, PlainImage], tmp_path: Path
 ) -> None:
     image = images[target]
@@ -116,7 +116,7 @@ def test_services_come_up_without_servers_are_well_and_end_on_request(
 
 
 @pytest.mark.parametrize("target", SERVICES)
-def test_what_is_installed_fits_together_and_is_compiled(
+def test_installed_packages_are_consistent_and_compiled(
     target: str, images: dict[str, PlainImage]
 ) -> None:
     image = images[target]
@@ -130,7 +130,7 @@ def test_what_is_installed_fits_together_and_is_compiled(
     assert not (image.root / "src").exists()
 
 
-def test_the_image_service_has_neither_torch_nor_cuda_and_is_small(service: PlainImage) -> None:
+def test_service_image_is_small_and_has_neither_torch_nor_cuda(service: PlainImage) -> None:
     peek = f"import importlib.util as u; print([n for n in {TRAINING} if u.find_spec(n)])"
     assert PlainContainer(service, {}).ran("python", "-c", peek).strip() == "[]"
     sizes = (p.lstat().st_size for p in service.packages.rglob("*") if p.is_file())
@@ -139,7 +139,7 @@ def test_the_image_service_has_neither_torch_nor_cuda_and_is_small(service: Plai
     assert 100 < megabytes < MEGABYTES
 
 
-def test_the_image_service_takes_jobs_and_shows_its_page_without_torch(
+def test_service_image_accepts_jobs_and_serves_its_page_without_torch(
     service: PlainImage, embedded: Settings, tmp_path: Path
 ) -> None:
     log, port = open_log(embedded), free_port()

@@ -72,9 +72,9 @@ class Insider:
         self.write(updates_topic(self._cluster.job), wire.encode_audit(lead))
 
 
-def test_what_an_insider_forges_is_survived_or_holds_the_job(make: Make) -> None:
-    #   garbage    a claim in nobody's name    a Lead that takes back all    a claim of nothing
-    #          └ goes on                   └ goes on                  └ trains again       └ held
+def test_forged_records_are_survived_or_hold_the_job(make: Make) -> None:
+    #   garbage      claim of no worker     Lead that takes back all    claim of no records
+    #          └ continues            └ continues              └ trains again              └ held
     cluster = make(name="insiders", records=RECORDS)
     insider = Insider(cluster)
     cluster.start("coordinator", "c1")
@@ -83,20 +83,20 @@ def test_what_an_insider_forges_is_survived_or_holds_the_job(make: Make) -> None
     for topic in (control_topic(cluster.job), updates_topic(cluster.job)):
         insider.write(topic, *GARBAGE)
     insider.write(JOBS, b"no job")
-    await_condition(cluster.drained, "what is no record changes nothing")
+    await_condition(cluster.drained, "invalid records change nothing")
 
     cluster.kill("w1")
     cluster.produce(300)
     insider.claim(8)
     cluster.start("worker", "w2")
-    await_condition(cluster.drained, "what nobody has in memory is read from Kafka")
+    await_condition(cluster.drained, "batches that no worker has in memory are read from Kafka")
     assert cluster.audit().trained == 600
 
     taken_back = cluster.version()
     insider.lead()
     cluster.produce(300)
-    await_condition(lambda: cluster.audit().taken_back == taken_back, "all is taken back")
-    await_condition(lambda: cluster.audit().trained == RECORDS, "and trained again")
+    await_condition(lambda: cluster.audit().taken_back == taken_back, "all updates are taken back")
+    await_condition(lambda: cluster.audit().trained == RECORDS, "all records are trained again")
     await_condition(cluster.drained, "everything is settled")
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     assert cluster.audit().flaws == ()

@@ -63,7 +63,7 @@ def records_in(log: Log, topic: str) -> list[LogRecord]:
 
 
 @pytest.mark.parametrize("kills", [FEW, MANY])
-def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
+def test_killed_replay_writes_each_record_once(
     apache_kafka: ApacheKafka, tmp_path: Path, kills: int
 ) -> None:
     # Each record has dead letters of two jobs.
@@ -101,7 +101,7 @@ def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
 
 
 @pytest.mark.timeout(240)
-def test_each_row_of_parquet_is_sent_once_however_often_the_command_is_killed(
+def test_killed_produce_sends_each_parquet_row_once(
     apache_kafka: ApacheKafka, tmp_path: Path
 ) -> None:
     topic, rows = "lake", 10 * RECORDS  # a transaction has 5,000

@@ -15,7 +15,7 @@ PATIENCE_S = 900.0
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(PATIENCE_S + 30)]
 
 
-def test_whatever_a_leader_was_at_nothing_is_taken_back(tmp_path: Path) -> None:
+def test_killed_group_leader_takes_no_update_back(tmp_path: Path) -> None:
     found = tmp_path / "points.json"
     command = [sys.executable, str(ROOT / "load" / "aggregation.py"), "--kafka", "embedded"]
     ended = subprocess.run(  # noqa: S603 -- our own command line, no shell

@@ -64,7 +64,7 @@ def train_some(cluster: Cluster) -> None:
     await_condition(lambda: cluster.version() >= begun + UPDATES, f"{UPDATES} updates")
 
 
-def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
+def resume_until_trained(cluster: Cluster, records: int) -> None:
     """Run the command that a held job's reason names, repeatedly, until all records are trained."""
 
     def trained() -> bool:
@@ -74,7 +74,7 @@ def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
             return False
         return cluster.drained() and cluster.audit().trained == records
 
-    await_condition(trained, "what was there and what came later is trained")
+    await_condition(trained, "the remaining and the new records are trained")
 
 
 def resume(cluster: Cluster, reason: str) -> None:
@@ -102,7 +102,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_job_whose_own_topics_lost_their_tails_is_held_and_resumes_after_the_loss(
+def test_job_whose_topics_lost_their_tails_is_held_and_resumes_after_the_loss(
     cluster: Cluster, innocent: Cluster, apache_kafka: ApacheKafka
 ) -> None:
     control = Partition(control_topic(cluster.job), 0)
@@ -132,6 +132,6 @@ def test_a_job_whose_own_topics_lost_their_tails_is_held_and_resumes_after_the_l
         assert innocent.wanted() == "running"
 
         cluster.produce(PRODUCED)
-        goes_on_as_its_reason_says(cluster, 3 * PRODUCED * number)
+        resume_until_trained(cluster, 3 * PRODUCED * number)
         assert_each_record_counts_once(cluster, 3 * PRODUCED * number)
     assert cluster.ended() == innocent.ended() == []

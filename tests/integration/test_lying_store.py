@@ -139,7 +139,7 @@ def await_all(jobs: list[Cluster], texts: Iterable[str]) -> None:
         await_condition(partial(waits, cluster, text), f"{text}: waits")
 
 
-def test_jobs_wait_for_their_newest_checkpoint_and_go_on_from_it(
+def test_jobs_wait_for_their_newest_checkpoint_and_resume_from_it(
     make: Make, store: LyingServer
 ) -> None:
     jobs = trained(make)
@@ -161,10 +161,10 @@ def test_jobs_wait_for_their_newest_checkpoint_and_go_on_from_it(
     for turn in TURNS:
         store.lies = dict(zip(JOBS, turn, strict=True))
         await_all(jobs, [SAID[lie] for lie in turn])
-    # This lie delays nobody.
+    # This lie delays no job.
     store.lies = dict.fromkeys(JOBS, "latest")
     for cluster in jobs:
-        await_condition(cluster.board.is_leased, "somebody leads it")
+        await_condition(cluster.board.is_leased, "a coordinator leads the job")
     assert store.deleted == []
     assert before <= set(open_blobs(first.settings).names(""))
     assert first.ended() == []

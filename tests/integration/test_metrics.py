@@ -106,7 +106,7 @@ def start(cluster: Cluster) -> Callable[..., Scraped]:
     def started(service: str, name: str, **settings: object) -> Scraped:
         scraped = Scraped(free_port())
         cluster.start(service, name, "", metrics_port=scraped.port, **settings)
-        await_condition(scraped.well, f"{name} says that it is well")
+        await_condition(scraped.well, f"{name} reports that it is healthy")
         return scraped
 
     return started
@@ -123,7 +123,7 @@ def missing_from(service: str, by: Scraped) -> list[str]:
     ]
 
 
-def test_every_service_reports_all_that_it_declares(
+def test_every_service_reports_all_declared_metrics(
     cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     coordinator = start("coordinator", "c1")
@@ -155,7 +155,7 @@ def test_every_service_reports_all_that_it_declares(
     admin = start("admin", "a1", api_port=api)
     await_condition(lambda: Scraped(api).ask("/healthz")[0] == 200, "the API answers")
     await_condition(
-        lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
+        lambda: not missing_from("Admin services", admin), "the admin service reports the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
     # The API's metrics still need a key.
@@ -167,11 +167,11 @@ def test_every_service_reports_all_that_it_declares(
             provisioner.sum("doll_machines_running") == 2
             and not missing_from("Provisioners", provisioner)
         ),
-        "two machines run, which have no port of their own, and all of it is told",
+        "two machines run without ports of their own, and all metrics are reported",
     )
     standby = start("provisioner", "p2")
     await_condition(
-        lambda: standby.values("doll_provisioning") == {(): 0.0}, "the other one stands by"
+        lambda: standby.values("doll_provisioning") == {(): 0.0}, "the other provisioner stands by"
     )
     assert standby.values("doll_spent_usd_total") == {}
 
@@ -193,7 +193,7 @@ def test_every_service_reports_all_that_it_declares(
 
     # The policy may move a machine at any moment, even between two requests.
     await_condition(
-        machines_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
+        machines_are_those_of_the_ledger, "reported machines and costs match the ledger"
     )
     spent = provisioner.values("doll_spent_usd_total")[()]
     per_update = provisioner.values("doll_cost_usd_per_update")[()]
@@ -207,13 +207,13 @@ def test_every_service_reports_all_that_it_declares(
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(
         lambda: set(missing_from("Coordinators", coordinator)) == others,
-        "the leader tells all the rest",
+        "the leader reports all other metrics",
     )
     cluster.want("stopped")
-    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are released")
 
 
-def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
+def test_frozen_worker_is_unhealthy_until_it_resumes(
     cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     worker = start("worker", "w1")
@@ -225,4 +225,4 @@ def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
         f"unhealthy: no answer from {HERE}:{worker.port} within 3 s\n",
     )
     cluster.thaw("w1")
-    await_condition(lambda: worker.checked().returncode == 0, "it is well again")
+    await_condition(lambda: worker.checked().returncode == 0, "the worker is healthy again")

@@ -58,7 +58,8 @@ def test_worker_of_another_build_is_left_out_and_all_records_count_once(
     assert "its task's code builds another model than the job's" in left_out()["w2"]
     assert left_out().keys() == {"w2"}
     await_condition(
-        lambda: DIFFERENCE in cluster.board.unable().get("worker w2", ""), "it says why"
+        lambda: DIFFERENCE in cluster.board.unable().get("worker w2", ""),
+        "the worker reports the reason",
     )
     cluster.produce(3 * RECORDS // 4)
     await_condition(cluster.drained, "everything is settled")

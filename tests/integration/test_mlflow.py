@@ -26,12 +26,12 @@ from common.tracking.mlflow import MlflowServer
 from tests.contract.test_blobs import BUCKET, REGION, s3_server
 from tests.contract.test_tracking import (
     history,
-    test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones,
-    test_a_run_ends_and_goes_on,
-    test_a_run_is_found_again_by_its_identity_and_by_nothing_less,
-    test_more_points_than_one_request_takes_are_sent_in_several,
-    test_versions_are_found_by_their_tags_and_have_aliases,
-    test_what_cannot_be_is_refused_with_its_reason,
+    test_impossible_request_is_refused_with_its_reason,
+    test_many_points_are_sent_in_several_requests,
+    test_repeated_point_is_stored_once_and_last_tags_win,
+    test_run_can_finish_and_resume,
+    test_run_is_found_again_only_by_its_full_identity,
+    test_versions_are_found_by_tags_and_have_aliases,
 )
 from tests.integration.test_clients import environment, ran
 from tests.unit.services.test_evaluator import NAME
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = [  # a fixture, and tests
     "s3_server",
-    "test_a_point_that_is_sent_again_is_there_once_and_tags_are_the_last_ones",
-    "test_a_run_ends_and_goes_on",
-    "test_a_run_is_found_again_by_its_identity_and_by_nothing_less",
-    "test_more_points_than_one_request_takes_are_sent_in_several",
-    "test_versions_are_found_by_their_tags_and_have_aliases",
-    "test_what_cannot_be_is_refused_with_its_reason",
+    "test_impossible_request_is_refused_with_its_reason",
+    "test_many_points_are_sent_in_several_requests",
+    "test_repeated_point_is_stored_once_and_last_tags_win",
+    "test_run_can_finish_and_resume",
+    "test_run_is_found_again_only_by_its_full_identity",
+    "test_versions_are_found_by_tags_and_have_aliases",
 ]
 MLFLOW = "mlflow==3.17.2"
 PATIENCE_S = 900.0  # its packages are 850 MB
@@ -150,7 +150,7 @@ def tracker(server: MlflowProcess) -> Iterator[Tracker]:
         yield tracking, partial(history, client)
 
 
-def test_server_that_is_killed_gets_everything_once_and_its_own_client_finds_it(
+def test_killed_mlflow_receives_everything_once_and_its_client_finds_the_job(
     server: MlflowProcess, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)

@@ -95,22 +95,24 @@ def said(command: Sequence[object], place: str, folder: Path, packages: Sequence
     return done.stdout + done.stderr
 
 
-def test_a_module_finds_our_common(installed: Path, place: str, tmp_path: Path) -> None:
+def test_module_finds_our_common_package(installed: Path, place: str, tmp_path: Path) -> None:
     module = [installed / "python", "-m", "services.provisioner", "--help"]
     assert "Rents machines for jobs" in said(module, place, tmp_path, ["common"])
 
 
-def test_the_command_finds_all_of_ours(installed: Path, place: str, tmp_path: Path) -> None:
+def test_command_finds_all_our_packages(installed: Path, place: str, tmp_path: Path) -> None:
     command = [installed / "python", installed / "doll", "--help"]
     assert "Train PyTorch models" in said(command, place, tmp_path, OURS)
 
 
-def test_what_users_import_finds_our_common(installed: Path, place: str, tmp_path: Path) -> None:
+def test_user_import_of_doll_finds_our_common_package(
+    installed: Path, place: str, tmp_path: Path
+) -> None:
     asks = "import doll; print(doll.JobSpec.__name__)"
     assert said([installed / "python", "-c", asks], place, tmp_path, OURS) == "JobSpec\n"
 
 
-def test_a_package_of_a_user_s_that_was_imported_before_is_named(
+def test_user_package_imported_before_ours_is_named(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
     (tmp_path / "of_a_user").mkdir()
@@ -121,7 +123,7 @@ def test_a_package_of_a_user_s_that_was_imported_before_is_named(
     assert last.endswith("of_a_user/common.py was imported by that name: rename yours")
 
 
-def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
+def test_services_started_by_the_command_find_all_our_packages(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
     becomes = [installed / "python", installed / "doll", "provisioner", "--help"]
@@ -132,7 +134,7 @@ def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
     assert "provisioner: DOLL_MARKET: must name the file" in output
 
 
-def test_a_task_beside_the_user_s_common_is_found(
+def test_task_beside_a_user_package_named_common_is_found(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
     (tmp_path / "of_a_user").mkdir()

@@ -57,7 +57,7 @@ def spot_worker(
     worker.kill()
 
 
-def test_a_worker_leaves_on_notice_and_another_goes_on(
+def test_worker_leaves_on_notice_and_another_continues(
     cluster: Cluster, metadata: MetadataServer, spot_worker: EmbeddedService
 ) -> None:
     # time     ──────────────────────────────────────────▶

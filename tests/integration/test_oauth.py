@@ -118,12 +118,12 @@ def everything_works(log: StreamLog, topic: str) -> None:
         assert log.bounds(Partition(topic, 0)).end == number
 
 
-def test_the_client_gets_its_tokens_from_an_issuer_of_openid_connect(issued: Issued) -> None:
+def test_client_gets_its_tokens_from_an_openid_issuer(issued: Issued) -> None:
     with closing(open_stream_log(read_settings(oidc(issued)))) as log:
         everything_works(log, "doll.oidc.control")
 
 
-def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> None:
+def test_token_function_provides_tokens_of_every_client(issued: Issued) -> None:
     made = list[float]()
 
     def token(_config: str) -> tuple[str, float]:
@@ -144,7 +144,7 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
     "changes",
     [{"SCOPE": "another-audience"}, {"CLIENT_ID": "nobody"}],
 )
-def test_a_token_for_somebody_or_something_else_is_refused(
+def test_token_with_wrong_audience_or_client_is_refused(
     issued: Issued, changes: dict[str, str]
 ) -> None:
     with closing(open_log(read_settings(oidc(issued, **changes)))) as log:

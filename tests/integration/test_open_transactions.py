@@ -79,7 +79,7 @@ class Watched:
         self._poller.close()
 
 
-def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its_abort(
+def test_open_transaction_is_reported_and_the_rest_trained_after_its_abort(
     cluster: Cluster,
 ) -> None:
     stream = cluster.streams[0]
@@ -88,7 +88,7 @@ def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its
     cluster.start("worker", "w1")
     cluster.produce_to(stream, BEFORE, partition=0)
     with closing(Watched(cluster)) as watched:
-        await_condition(lambda: watched.state().word == "drained", "it is drained", PATIENCE_S)
+        await_condition(lambda: watched.state().word == "drained", "the job is drained", PATIENCE_S)
 
         producer = Producer(
             {"bootstrap.servers": cluster.bootstrap(), "transactional.id": JOB, "log_level": 2}
@@ -116,7 +116,7 @@ def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its
         producer.abort_transaction(PATIENCE_S)
         await_condition(
             lambda: watched.state().word == "drained",
-            "what was behind the transaction is settled",
+            "records behind the transaction are settled",
             PATIENCE_S,
         )
         assert watched.progress.lag == 0

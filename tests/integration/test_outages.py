@@ -579,7 +579,7 @@ def check(stack: Stack, name: str, lasts_s: float, rate: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), feeder.produced, 0)
 
 
-def test_page_of_a_job_shows_an_outage_until_it_is_over(stack: Stack) -> None:
+def test_job_page_shows_an_outage_until_it_is_over(stack: Stack) -> None:
     executable = chromium()
     if executable is None:
         lacking("Chromium was not found on PATH")

@@ -169,7 +169,7 @@ def drawn(page: Page, selector: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_page_asks_nobody_but_its_service_and_complains_of_nothing(site: Site) -> None:
+def test_page_requests_only_its_own_service_and_logs_no_errors(site: Site) -> None:
     page = site.open("/nowhere", LAPTOP)
     asked, said = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
@@ -190,7 +190,7 @@ def test_the_page_asks_nobody_but_its_service_and_complains_of_nothing(site: Sit
     assert said == []
 
 
-def test_list_is_shown_without_the_program_that_draws_charts(site: Site) -> None:
+def test_job_list_is_shown_before_chart_code_is_loaded(site: Site) -> None:
     page = site.open("/nowhere")
     asked = list[str]()
     page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
@@ -227,7 +227,7 @@ def test_job_that_awaits_its_turn_is_shown_as_idle(opened: Browser) -> None:
         expect(page.locator(".jobs tbody .badge")).to_have_attribute("data-idle", "")
 
 
-def test_the_list_shows_how_every_job_is(site: Site) -> None:
+def test_list_shows_state_of_every_job(site: Site) -> None:
     page = site.open()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="fraud"))
     expect(row.locator('[data-name="Version"]')).to_have_text(re.compile("[0-9]"))
@@ -249,7 +249,7 @@ def test_the_list_shows_how_every_job_is(site: Site) -> None:
 
 
 @SEEN
-def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) -> None:
+def test_held_job_shows_the_reason_and_the_commands_to_resume(site: Site) -> None:
     page = site.open("/jobs/orders")
     grave, quarantine = page.locator(".banner.grave"), page.locator(".banner:not(.grave)")
 
@@ -271,7 +271,7 @@ def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) ->
 
 
 @SEEN
-def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
+def test_job_page_shows_the_numbers_of_the_api(site: Site) -> None:
     page = site.open("/jobs/fraud")
     answer = site.get("/v1/jobs/fraud/provisioning")
     plan = answer["plan"]
@@ -291,7 +291,7 @@ def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
 
 
 @SEEN
-def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> None:
+def test_charts_cover_the_whole_job_and_mark_stability_one(site: Site) -> None:
     page = site.open("/jobs/fraud")
     answer = site.get("/v1/jobs/fraud/curves")
 
@@ -312,7 +312,7 @@ def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> 
 
 
 @SEEN
-def test_what_an_evaluator_wrote_is_drawn_beside_what_was_predicted(site: Site) -> None:
+def test_evaluations_are_drawn_beside_prequential_metrics(site: Site) -> None:
     page = site.open("/jobs/fraud")
     answer = site.get("/v1/jobs/fraud/curves")["evaluation"]
 
@@ -329,7 +329,7 @@ def test_what_an_evaluator_wrote_is_drawn_beside_what_was_predicted(site: Site) 
 
 
 @SEEN
-def test_the_timeline_marks_preemptions_by_a_shape(site: Site) -> None:
+def test_timeline_marks_preemptions_by_a_shape(site: Site) -> None:
     page = site.open("/jobs/fraud")
     lives = site.get("/v1/jobs/fraud/curves")["lives"]
     preempted = [life for life in lives if life["cause"] == "preempted"]
@@ -345,7 +345,7 @@ def test_the_timeline_marks_preemptions_by_a_shape(site: Site) -> None:
     assert len([trace for trace in traces if trace["type"] == "bar"]) == len(kinds) == 2
 
 
-def test_an_update_changes_the_page_at_once_and_without_a_reload(site: Site) -> None:
+def test_update_changes_the_page_without_a_reload(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
     before = tile(page, "Version")
@@ -364,7 +364,7 @@ def test_an_update_changes_the_page_at_once_and_without_a_reload(site: Site) -> 
 
 
 @SEEN
-def test_a_switch_of_synchronisation_is_seen_with_what_is_in_force(site: Site) -> None:
+def test_switch_of_synchronisation_shows_the_mode_in_force(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
     expect(page.locator('.tile[data-name="Synchronisation"]')).to_have_count(0)
@@ -417,7 +417,7 @@ def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:
 
 
 @SEEN
-def test_a_phone_never_scrolls_sideways(site: Site) -> None:
+def test_phone_layout_never_scrolls_sideways(site: Site) -> None:
     page = site.open("/", PHONE)
     page.get_by_role("link", name="fraud").wait_for()
     widths = dict[str, list[float]]()
@@ -441,7 +441,7 @@ def test_a_phone_never_scrolls_sideways(site: Site) -> None:
 
 
 @SEEN
-def test_times_are_those_of_the_viewers_zone(site: Site) -> None:
+def test_times_are_shown_in_the_zone_of_the_viewer(site: Site) -> None:
     page = site.open("/jobs/fraud", timezone="Asia/Tokyo")
     assert drawn(page, ".chart.lanes")
     now_s, zone = time.time(), ZoneInfo("Asia/Tokyo")
@@ -465,7 +465,7 @@ def test_wrong_key_gets_a_remedy(site: Site) -> None:
     expect(page.locator("body")).to_contain_text("doll key create")
 
 
-def test_key_that_is_revoked_meanwhile_gets_a_remedy(site: Site) -> None:
+def test_revoked_key_gets_a_remedy(site: Site) -> None:
     page = site.open("/jobs/fraud", key=site.service.keys.create("guest", "viewer")[0])
     assert tile(page, "Version")
 
@@ -478,7 +478,7 @@ def test_key_that_is_revoked_meanwhile_gets_a_remedy(site: Site) -> None:
 
 
 @SEEN
-def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
+def test_missing_job_is_described_in_a_plain_sentence(site: Site) -> None:
     page = site.open("/jobs/never%20was")
     expect(page.get_by_role("heading", name="There is no job named never was")).to_be_visible()
 
@@ -490,7 +490,7 @@ def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
 
 
 @SEEN
-def test_without_any_job_the_page_says_how_to_submit_one(empty_site: Site) -> None:
+def test_page_without_jobs_shows_how_to_submit_one(empty_site: Site) -> None:
     page = empty_site.open()
 
     expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible()
@@ -499,7 +499,7 @@ def test_without_any_job_the_page_says_how_to_submit_one(empty_site: Site) -> No
 
 
 @SEEN
-def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> None:
+def test_page_reports_lost_service_and_reconnects(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
 
@@ -514,7 +514,7 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
 
 
 @SEEN
-def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
+def test_page_can_be_used_by_keyboard_alone(site: Site) -> None:
     page = site.open()
     page.get_by_role("link", name="fraud").wait_for()
     # Skip link, home, filter, four states, 13 columns, orders, fraud.
@@ -536,7 +536,7 @@ def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
 
 
 @SEEN
-def test_held_jobs_come_first_and_the_list_is_sorted_and_filtered_as_one_likes(
+def test_held_jobs_come_first_and_the_list_can_be_sorted_and_filtered(
     site: Site,
 ) -> None:
     page = site.open()
@@ -580,7 +580,7 @@ def crowded_site(opened: Browser) -> Iterator[Site]:
 
 
 @SEEN
-def test_twenty_jobs_are_on_the_screen_of_a_laptop_and_others_a_page_away(
+def test_twenty_jobs_fit_on_a_laptop_screen_and_others_are_a_page_away(
     crowded_site: Site,
 ) -> None:
     page = crowded_site.open(size=(1366, 768))
@@ -612,7 +612,7 @@ def test_twenty_jobs_are_on_the_screen_of_a_laptop_and_others_a_page_away(
 
 
 @SEEN
-def test_a_phone_sorts_the_list(site: Site) -> None:
+def test_phone_can_sort_the_list(site: Site) -> None:
     page = site.open("/", PHONE)
     rows = page.locator(".jobs tbody tr th a")
     expect(rows).to_have_text(["orders", "fraud", "clicks", "spam"])
@@ -635,7 +635,9 @@ def test_large_numbers_fit_into_a_tile(site: Site) -> None:
 
 @SEEN
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_red_text_can_be_read_on_every_ground(site: Site, scheme: Literal["light", "dark"]) -> None:
+def test_red_text_has_enough_contrast_on_every_background(
+    site: Site, scheme: Literal["light", "dark"]
+) -> None:
     page = site.open()
     page.emulate_media(color_scheme=scheme)
     colours = page.evaluate(
@@ -661,7 +663,7 @@ def _luminance(colour: str) -> float:
 
 
 @SEEN
-def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
+def test_time_axis_of_finished_job_ends_with_the_job(site: Site) -> None:
     page = site.open("/jobs/spam")
     drawn(page, ".chart.loss")
     at_s = site.get("/v1/jobs/spam/curves")["update_at_s"]
@@ -674,7 +676,7 @@ def test_the_time_axis_of_a_job_that_is_over_ends_with_it(site: Site) -> None:
 
 
 @SEEN
-def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> None:
+def test_full_page_pictures_and_prints_have_every_chart(site: Site) -> None:
     page = site.open("/jobs/fraud")
     page.wait_for_function(
         "() => { const charts = [...document.querySelectorAll('.chart')];"
@@ -691,7 +693,7 @@ def test_pictures_of_the_whole_page_and_paper_have_every_chart(site: Site) -> No
 
 
 @SEEN
-def test_times_of_which_nothing_is_known_are_gaps(site: Site) -> None:
+def test_times_without_data_are_gaps_in_a_curve(site: Site) -> None:
     page = site.open("/jobs/fraud")
     times = [*range(100), *range(400, 500)]
 
@@ -709,7 +711,7 @@ def test_times_of_which_nothing_is_known_are_gaps(site: Site) -> None:
 
 
 @SEEN
-def test_labels_of_drifts_cover_neither_each_other_nor_the_edge(site: Site) -> None:
+def test_drift_labels_overlap_neither_each_other_nor_the_edge(site: Site) -> None:
     page = site.open("/jobs/fraud")
     found = page.evaluate(
         MODULE
@@ -733,7 +735,7 @@ def test_labels_of_drifts_cover_neither_each_other_nor_the_edge(site: Site) -> N
             assert one is other or apart or one["y"] != other["y"]
 
 
-def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
+def test_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     page = site.open(key=site.service.operator)
     page.get_by_role("link", name="Submit a job").click()
     text = page.get_by_role("textbox", name="Job file")
@@ -788,7 +790,7 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
 
 
 @SEEN
-def test_dead_letters_are_reported_by_reason(site: Site) -> None:
+def test_dead_letters_are_listed_by_reason(site: Site) -> None:
     for offset, reason in ((17, HOSTILE), (18, "too short"), (19, "too short")):
         skipped = Skipped("payments-eu", 0, offset, reason)
         site.service.dead_letter(encode_dead_letter("clicks", skipped, offset, b"?"))
@@ -803,7 +805,7 @@ def test_dead_letters_are_reported_by_reason(site: Site) -> None:
 
 
 @SEEN
-def test_a_model_is_downloaded(site: Site) -> None:
+def test_model_can_be_downloaded(site: Site) -> None:
     site.service.leave_model("fraud")
     page = site.open("/jobs/fraud")
     with page.expect_download() as download:
@@ -815,7 +817,7 @@ def test_a_model_is_downloaded(site: Site) -> None:
 
 
 @SEEN
-def test_a_viewer_is_offered_no_change(site: Site) -> None:
+def test_viewer_sees_no_buttons_for_changes(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.get_by_role("link", name="newest")).to_be_visible()
     for name in ("Pause", "Change", "Stop", "Delete"):
@@ -825,7 +827,7 @@ def test_a_viewer_is_offered_no_change(site: Site) -> None:
     expect(page.get_by_role("link", name="Submit a job")).to_be_hidden()
 
 
-def test_a_page_of_another_site_changes_nothing_with_the_key_that_a_browser_knows(
+def test_page_of_another_site_cannot_use_the_key_of_the_browser(
     site: Site,
 ) -> None:
     page = site.open("/jobs/orders", key=site.service.operator)

@@ -95,7 +95,7 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
     ledger, place = FleetLedger(), Partition(plans_topic(cluster.job), 0)
     try:
         bounds = cluster.log.bounds(place)
-    except UnknownTopicError:  # nobody has provisioned it yet
+    except UnknownTopicError:  # no provisioner has led it yet
         return ledger
     with closing(cluster.log.tail(place, bounds.start)) as tail:
         while tail.position() < bounds.end:
@@ -114,7 +114,7 @@ def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
         fleet.close()
 
 
-def test_a_provisioner_that_freezes_is_replaced_and_nothing_is_launched_twice(
+def test_frozen_provisioner_is_replaced_and_no_machine_is_launched_twice(
     cluster: Cluster,
 ) -> None:
     # time   ────────────────────────────────────────────────────────────▶
@@ -130,14 +130,18 @@ def test_a_provisioner_that_freezes_is_replaced_and_nothing_is_launched_twice(
     cluster.freeze("p1")
     cluster.start("provisioner", "p2")
     cluster.produce(1000)
-    await_condition(lambda: ledger_of(cluster).term > first_term, "another one is in charge")
+    await_condition(
+        lambda: ledger_of(cluster).term > first_term, "another provisioner is in charge"
+    )
     assert machines_of(cluster) == [(1, "running"), (2, "running")]
     cluster.thaw("p1")
-    await_condition(lambda: " leadership_lost " in cluster.said("p1"), "the first one steps down")
+    await_condition(
+        lambda: " leadership_lost " in cluster.said("p1"), "the first provisioner steps down"
+    )
     await_condition(cluster.drained, "everything is settled")
     before_end = ledger_of(cluster)
     cluster.want("stopped")
-    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are released")
 
     ledger = ledger_of(cluster)
     assert ledger.launches == before_end.launches == 2
@@ -166,7 +170,7 @@ def test_machines_outlive_a_killed_provisioner_and_its_successor_finds_them(
     cluster.produce(1000)
     await_condition(cluster.drained, "everything is settled")
     cluster.want("stopped")
-    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are released")
 
     assert ledger_of(cluster).launches == 2
     assert machines_of(cluster) == [(1, "ended"), (2, "ended")]
@@ -214,8 +218,8 @@ def slots_of(cluster: Cluster) -> dict[int | None, int]:
 
 
 @ONCE
-@pytest.mark.parametrize("cluster", [HOLDS], indirect=True)
-def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
+@pytest.mark.parametrize("cluster", [HOLDS], indirect=True, ids=["hold"])
+def test_spare_continues_the_stream_of_a_killed_machine(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # m1  slot 0  ████████████████████████████████
@@ -225,7 +229,7 @@ def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
     policy = Counting(({Offer("spot"): 3},))
     monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: policy)
     with provisioner_of(cluster):
-        await_condition(lambda: slots_of(cluster).keys() == {0, 1, None}, "two seats and a spare")
+        await_condition(lambda: slots_of(cluster).keys() == {0, 1, None}, "two slots and a spare")
         first = slots_of(cluster)
         logs = Path(cluster.settings.fleet_directory) / cluster.job
 
@@ -240,7 +244,7 @@ def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
         table = Table(cluster.job, Path(cluster.settings.fleet_directory))
         os.killpg(table.find()[before.machine].pid, signal.SIGKILL)
         cluster.produce(500)
-        await_condition(cluster.drained, "the spare reads on")
+        await_condition(cluster.drained, "the spare continues the stream")
         ledger = ledger_of(cluster)
         taken = next(machine for machine in ledger.running if machine.slot == 1)
         assert (taken.launch, taken.member) == (first[None], before.member)
@@ -248,7 +252,7 @@ def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
         assert ledger.machines[first[1]].cause == "failed"
         await_condition(lambda: ledger_of(cluster).launches == 4, "another spare is ordered")
         cluster.want("stopped")
-        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are given back")
+        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are released")
     batches = [batch for update in cluster.audit().updates for batch in update.batches]
     assert {batch.worker for batch in batches} == {f"{cluster.job}-w{slot}" for slot in (0, 1)}
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
@@ -291,12 +295,12 @@ class UnderBids:
 
 
 @ONCE
-@pytest.mark.parametrize("cluster", [BIDS], indirect=True)
-def test_machines_under_bids_are_evicted_by_price_renewed_by_the_hour_and_billed_to_the_cent(
+@pytest.mark.parametrize("cluster", [BIDS], indirect=True, ids=["bids"])
+def test_machines_under_bids_are_evicted_renewed_hourly_and_billed_to_the_cent(
     cluster: Cluster,
 ) -> None:
     # cheap  $.1 ████████ evicted at $.9 ░░░░░░░░ $.05 ███████ until the job is over
-    # dear   $.2                  ████████████████ given back before its next hour
+    # dear   $.2                  ████████████████ released before its next hour
     Path(cluster.settings.market).write_text(BID_MARKET)
     prices = MemoryPrices({"on-demand": 3600.0, "cheap": 360.0, "dear": 720.0})
     directory = Path(cluster.settings.fleet_directory)
@@ -313,15 +317,17 @@ def test_machines_under_bids_are_evicted_by_price_renewed_by_the_hour_and_billed
     cluster.produce(500)
     with provisioner_of(cluster, opened):
         await_condition(lambda: ledger_of(cluster).launches >= 2, "the backlog gets two machines")
-        await_condition(lambda: running() == {"cheap"}, "of the cheaper pool")
+        await_condition(lambda: running() == {"cheap"}, "both machines are of the cheaper pool")
         prices.set("cheap", 3240.0)
         await_condition(lambda: running() == {"dear"}, "the price has evicted them")
         cluster.produce(500)
         prices.set("cheap", 180.0)
-        await_condition(lambda: running() == {"cheap"}, "an hour is not renewed")
+        await_condition(
+            lambda: running() == {"cheap"}, "the machines of the dear pool are not renewed"
+        )
         await_condition(cluster.drained, "everything is settled")
         cluster.want("stopped")
-        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are given back")
+        await_condition(lambda: ledger_of(cluster).settled is not None, "machines are released")
 
     records = plans_of(cluster.log, cluster.job)
     ledger = ledger_of(cluster)

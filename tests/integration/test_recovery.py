@@ -17,7 +17,7 @@ PATIENCE_S = 200.0
 
 
 @pytest.mark.nightly
-def test_a_killed_worker_is_measured(tmp_path: Path) -> None:
+def test_recovery_benchmark_measures_a_killed_worker(tmp_path: Path) -> None:
     found = tmp_path / "recovery.json"
     command = [sys.executable, str(ROOT / "load" / "recovery.py"), "--kafka", "embedded"]
     ended = subprocess.run(  # noqa: S603 -- our own command line, no shell

@@ -54,7 +54,7 @@ def started(make: Make, name: str, records: int) -> Cluster:
     return cluster
 
 
-def goes_on(cluster: Cluster, what: str) -> None:
+def assert_updates_continue(cluster: Cluster, what: str) -> None:
     """Produce more records, and wait until they are trained."""
     version = cluster.version()
     cluster.produce(500)
@@ -69,9 +69,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
 
 
-def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
-    make: Make, admin: redis.Redis
-) -> None:
+def test_job_continues_after_redis_refused_requests(make: Make, admin: redis.Redis) -> None:
     cluster = started(make, "refusing-redis", 3500)
 
     def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
@@ -82,13 +80,13 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
         begin()
         await_condition(
             lambda: logged("redis_unavailable") == [number, number],
-            f"both workers have met a server that is {what}",
+            f"both workers report a server that is {what}",
         )
         end()
-        goes_on(cluster, what)
+        assert_updates_continue(cluster, what)
         await_condition(
             lambda: logged("redis_recovered") == [number, number],
-            f"both workers know that it is not {what} any more",
+            f"both workers report that it is no longer {what}",
         )
 
     refused(lambda: admin.replicaof(*NOBODY), lambda: admin.replicaof("NO", "ONE"), "a replica")
@@ -98,22 +96,22 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
         "out of memory",
     )
     admin.flushall()
-    goes_on(cluster, "emptied")
+    assert_updates_continue(cluster, "emptied")
     admin.config_set("maxmemory-policy", "allkeys-lru")
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 100_000)
-    goes_on(cluster, "evicting")
+    assert_updates_continue(cluster, "evicting")
     admin.config_set("maxmemory", "0")
     admin.config_set("maxmemory-policy", "noeviction")
-    goes_on(cluster, "evicting no more")
+    assert_updates_continue(cluster, "no longer evicting")
     assert_each_record_counts_once(cluster, 3500)
 
 
-def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
+def test_job_continues_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
     cluster = started(make, "forged-redis", 3000)
     keys = f"doll:{{{cluster.job}}}:"
 
     admin.xadd(keys + "triggers", {"x": b""}, f"{HIGHEST}-{HIGHEST}")
-    goes_on(cluster, "the highest id of all")
+    assert_updates_continue(cluster, "the highest id of all")
 
     leader_status = cluster.leader_status()
     assert leader_status is not None
@@ -122,7 +120,7 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
     admin.delete(keys + "triggers", f"{keys}triggers:{leader_status.triggers}")
     for stream in ("triggers", f"triggers:{leader_status.triggers}"):
         admin.xadd(keys + stream, {"trigger": wire.encode_trigger(trigger)}, f"{epoch}-1")
-    goes_on(cluster, "a trigger of an epoch that nobody leads")
+    assert_updates_continue(cluster, "a trigger of an epoch without a leader")
 
     far = dict.fromkeys(leader_status.claimed, 2**40)
     forged = [
@@ -133,15 +131,15 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
     while time.monotonic() < until:
         for each in forged:
             admin.set(keys + "leader-status", wire.encode_leader_status(each))
-    goes_on(cluster, "leader statuses that somebody forged")
+    assert_updates_continue(cluster, "forged leader statuses")
 
-    admin.set(keys + "lease", "somebody who never gives it back")
-    goes_on(cluster, "a lease that does not run out")
+    admin.set(keys + "lease", "a holder that never releases it")
+    assert_updates_continue(cluster, "a lease that does not expire")
     assert_each_record_counts_once(cluster, 3000)
 
 
 @pytest.mark.parametrize("refusal", ["a replica", "out of memory", "too few replicas"])
-def test_readiness_names_a_redis_that_answers_reads_and_refuses_writes(
+def test_readiness_reports_a_redis_that_refuses_writes(
     settings: Settings, admin: redis.Redis, refusal: str
 ) -> None:
     stores = Stores(lambda: open_log(settings), time.time)
@@ -154,5 +152,5 @@ def test_readiness_names_a_redis_that_answers_reads_and_refuses_writes(
             ask()
     finally:
         REFUSALS[refusal].end(admin)
-    await_condition(lambda: ask() == "", "it is well again")
+    await_condition(lambda: ask() == "", "Redis is healthy again")
     servers.close()

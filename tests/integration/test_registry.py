@@ -198,7 +198,7 @@ def rows(count: int) -> list[dict[str, object]]:
     return [{"a": None if n % 5 == 0 else n / count, "label": n % 2 == 1} for n in range(count)]
 
 
-def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
+def test_job_trains_on_avro_during_outages_of_the_registry(
     registry: RegistryProcess, likest_to_production: Settings, tmp_path: Path
 ) -> None:
     client = registry.start()
@@ -221,7 +221,9 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         training.produce(*known)
         training.await_samples(224)
         training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
-        await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
+        await_condition(
+            lambda: "schema_registry_unavailable" in training.said("w2"), "the outage is logged"
+        )
         await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_dead_letters(training.log, "avro-rows").dead_letters == []
 
@@ -241,7 +243,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
 
 @needs_tables
 @pytest.mark.parametrize("codec", ["avro", "protobuf"])
-def test_connections_are_trained_by_their_job_file_but_for_its_codec(
+def test_connections_example_trains_with_avro_and_protobuf(
     registry: RegistryProcess, likest_to_production: Settings, tmp_path: Path, codec: str
 ) -> None:
     client = registry.start()
@@ -274,7 +276,7 @@ def test_connections_are_trained_by_their_job_file_but_for_its_codec(
         assert sum(training.losses()[-5:]) / 5 < LOSS
 
 
-def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
+def test_values_of_confluent_serializers_are_read(registry: RegistryProcess) -> None:
     client = registry.start()
     port = open_registry(read_settings({"DOLL_SCHEMA_REGISTRY_URL": registry.url}))
     assert port is not None

@@ -372,7 +372,7 @@ def dead_letters(guarded: Guarded) -> dict[str, int]:
 
 
 @pytest.mark.nightly
-def test_services_that_may_not_create_the_topic_of_jobs_name_it_wait_and_go_on(
+def test_services_that_may_not_create_the_jobs_topic_wait_until_they_may(
     without_services: Guarded,
 ) -> None:
     missing = [each for each in RIGHTS if (each.operation, each.name) == ("create", "doll.")]
@@ -385,14 +385,14 @@ def test_services_that_may_not_create_the_topic_of_jobs_name_it_wait_and_go_on(
             await_condition(is_named, f"{right} is named")
     for service in SERVICES:
         is_over = partial(without_services.is_over, service)
-        await_condition(is_over, f"{service} goes on", RETURN_S)
+        await_condition(is_over, f"{service} continues", RETURN_S)
 
 
-def test_services_need_no_more_than_the_rights_of_their_rows(guarded: Guarded) -> None:
+def test_services_need_only_the_documented_rights(guarded: Guarded) -> None:
     begun = {name: len(guarded.said(name)) for name in SERVICES}
     guarded.produce(200, bad=3, poison=8)
     await_condition(guarded.settled, "all is trained or quarantined")
-    await_condition(lambda: dead_letters(guarded).get(WRONG) == 3, "there are letters")
+    await_condition(lambda: dead_letters(guarded).get(WRONG) == 3, "there are dead letters")
     await_condition(lambda: len(dead_letters(guarded)) == 2, "a batch is quarantined")
     (quarantined,) = dead_letters(guarded).keys() - {WRONG}
     assert "label: a number is outside 0..1" in quarantined
@@ -406,13 +406,15 @@ def test_services_need_no_more_than_the_rights_of_their_rows(guarded: Guarded) -
     guarded.services["worker"].kill()
     guarded.start("coordinator", "coordinator")
     guarded.start("worker", "worker")
-    await_condition(guarded.settled, "the next leader and worker go on")
+    await_condition(guarded.settled, "the next leader and worker settle all records")
 
     replayed = guarded.doll("dlq", "replay", "clinic-a", "--all")
     assert replayed.exit_code == 0, replayed.output
-    await_condition(guarded.settled, "what was replayed is read")
-    await_condition(lambda: " evaluated " in guarded.said("evaluator"), "versions are judged")
-    await_condition(lambda: " machine_ordered " in guarded.said("provisioner"), "one is rented")
+    await_condition(guarded.settled, "the replayed records are read")
+    await_condition(lambda: " evaluated " in guarded.said("evaluator"), "versions are evaluated")
+    await_condition(
+        lambda: " machine_ordered " in guarded.said("provisioner"), "a machine is rented"
+    )
     assert guarded.client.get("/v1/jobs/clinic/dead-letters").status_code == 200
     for name, service in guarded.services.items():
         assert service.exit_code is None
@@ -443,7 +445,7 @@ def each_right() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize("right", list(each_right()))
-def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, right: Right) -> None:
+def test_service_without_a_right_names_it_and_waits(guarded: Guarded, right: Right) -> None:
     row, answers = right.row, list[str]()
     creates_dead_letters = right.operation == "create" and right.name.endswith(".dlq")
     log_end = len(guarded.said(row))
@@ -477,12 +479,12 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
     ends = len(guarded.said(row))
     guarded.produce(200, bad=1)
     await_condition(guarded.settled, "all is trained", RETURN_S)
-    await_condition(guarded.last_dead_letter_is_there, "the letter is written", RETURN_S)
+    await_condition(guarded.last_dead_letter_is_there, "the dead letter is written", RETURN_S)
     if row == "admin":
-        await_condition(lambda: guarded.submit_next().status_code == 201, "it goes on", RETURN_S)
+        await_condition(lambda: guarded.submit_next().status_code == 201, "it continues", RETURN_S)
     elif row == "evaluator":
         await_condition(
-            lambda: " evaluated " in guarded.said(row)[ends:], "it judges versions", RETURN_S
+            lambda: " evaluated " in guarded.said(row)[ends:], "it evaluates versions", RETURN_S
         )
     elif row == "provisioner":
         assert guarded.submit_next().status_code == 201
@@ -499,7 +501,7 @@ def test_command_without_a_right_names_it(
 ) -> None:
     # A replay writes poison again. A job is held when a tenth of its last batches is poison.
     guarded.produce(800, bad=1, poison=0 if len(dead_letters(guarded)) > 1 else 8)
-    await_condition(guarded.settled, "there is something to write anew")
+    await_condition(guarded.settled, "there is something to replay")
 
     def is_named() -> bool:
         found = guarded.doll("dlq", "replay", "clinic-a", "--all", "--again")
@@ -511,19 +513,21 @@ def test_command_without_a_right_names_it(
     with guarded.without(right):
         await_condition(is_named, f"{right} is named")
 
-    def goes_on() -> bool:
+    def is_replayed() -> bool:
         return guarded.doll("dlq", "replay", "clinic-a", "--all").exit_code == 0
 
-    await_condition(goes_on, "it is there again", RETURN_S)
+    await_condition(is_replayed, "the right is in force again", RETURN_S)
 
 
-def test_ten_thousand_wrong_texts_have_one_reason_and_stand_in_dead_letters_alone(
+def test_ten_thousand_wrong_values_share_one_reason_and_stay_in_dead_letters(
     guarded: Guarded,
 ) -> None:
     guarded.produce(10, bad=10_000)
     await_condition(guarded.settled, "all records are settled")
 
-    await_condition(lambda: dead_letters(guarded).get(WRONG, 0) >= 10_000, "all are there")
+    await_condition(
+        lambda: dead_letters(guarded).get(WRONG, 0) >= 10_000, "all dead letters are written"
+    )
     others = dead_letters(guarded).keys() - {WRONG}
     assert all("outside 0..1" in reason for reason in others)
     for topic in (control_topic("clinic"), updates_topic("clinic")):

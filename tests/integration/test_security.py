@@ -127,7 +127,7 @@ def board_with(server: SafeRedis, user: str = "doll@", **changes: str) -> Board:
 
 
 @pytest.mark.redis
-def test_the_rights_in_the_guide_are_all_that_a_board_needs(
+def test_documented_rights_are_enough_for_a_board(
     safe_redis: SafeRedis,
 ) -> None:
     safe_redis.admin.acl_log_reset()
@@ -163,7 +163,9 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.get_leader_status() is not None
     board.beat(WORKER, "alive", LONG_S)
     board.beat(OTHER, "alive", 0.001)
-    await_condition(lambda: board.heartbeats().keys() == {WORKER}, "whose beat ran out is gone")
+    await_condition(
+        lambda: board.heartbeats().keys() == {WORKER}, "the worker whose heartbeat expired is gone"
+    )
     assert board.hold_lease("one", LONG_S)
     assert board.hold_lease("one", LONG_S)
     assert not board.hold_lease("two", LONG_S)
@@ -185,7 +187,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
 
 
 @pytest.mark.redis
-def test_the_rights_in_the_guide_are_all_that_a_roster_needs(safe_redis: SafeRedis) -> None:
+def test_documented_rights_are_enough_for_a_roster(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_log_reset()
     boards = open_boards(read_settings(safe_redis.environ))
     roster = boards.roster()
@@ -198,7 +200,7 @@ def test_the_rights_in_the_guide_are_all_that_a_roster_needs(safe_redis: SafeRed
 
 
 @pytest.mark.redis
-def test_the_rights_in_the_guide_end_at_our_keys(safe_redis: SafeRedis) -> None:
+def test_documented_rights_cover_only_our_keys(safe_redis: SafeRedis) -> None:
     settings = read_settings(safe_redis.environ)
     with redis.Redis.from_url(
         settings.redis,
@@ -236,7 +238,7 @@ def test_caller_that_redis_refuses_gets_a_remedy(
 
 
 @pytest.mark.redis
-def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: SafeRedis) -> None:
+def test_client_without_required_certificate_is_refused_by_redis(safe_redis: SafeRedis) -> None:
     # Either the alert or the closed connection arrives first.
     with pytest.raises(OutsideError) as raised:
         board_with(safe_redis, _CERT="", _KEY="").is_leased()
@@ -244,7 +246,7 @@ def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: Saf
 
 
 @pytest.mark.redis
-def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
+def test_missing_redis_right_is_named(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
     board = board_with(safe_redis, user="narrow@")
     with pytest.raises(
@@ -264,7 +266,7 @@ def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
         ({"": "rediss://127.0.0.1/0?colour=red"}, "DOLL_REDIS: the URL has a part or an option"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anybody_is_asked(
+def test_unusable_redis_settings_are_refused_before_connecting(
     safe_redis: SafeRedis, changes: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -348,7 +350,7 @@ def append(log: Log, topic: str, value: bytes) -> None:
 
 
 @pytest.mark.kafka
-def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka) -> None:
+def test_documented_rights_are_enough_for_a_log(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
     for topic in ("doll.job.control", "clinic-a.dlq"):
         log.create_topics([NewTopic(topic, kept_forever=True)])
@@ -386,7 +388,7 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
 
 
 @pytest.mark.kafka
-def test_readers_whose_group_is_refused_read_and_one_logs_the_missing_right(
+def test_readers_without_group_right_still_read_and_one_names_the_right(
     safe_kafka: SafeKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = (
@@ -409,7 +411,7 @@ def test_readers_whose_group_is_refused_read_and_one_logs_the_missing_right(
 
 
 @pytest.mark.kafka
-def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
+def test_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
     wanted = (
         r"Kafka refuses read or describe on topic payroll \(principal User:doll\): add it as in"

@@ -61,7 +61,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.nightly
-def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
+def test_serving_fails_no_request_while_leaders_are_killed(
     tmp_path: Path,
 ) -> None:
     found = tmp_path / "serving.json"
@@ -83,7 +83,7 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
 
 
 @pytest.mark.nightly
-def test_kserves_own_client_reads_and_infers(tmp_path: Path) -> None:
+def test_kserve_client_reads_and_infers(tmp_path: Path) -> None:
     world, port = World(), free_port()
     world.publish(0, 1, seed=1)
     world.look()
@@ -104,7 +104,7 @@ def test_kserves_own_client_reads_and_infers(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
+def test_each_record_is_answered_once_although_a_server_is_killed(
     settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     name = f"answered-{len(request.node.name)}"
@@ -146,11 +146,11 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
     servers = [EmbeddedService("serve", f"s{n}", own, tmp_path, options) for n in range(2)]
     try:
         write()
-        await_condition(lambda: len(answers()) > EACH // 2, "some are answered")
+        await_condition(lambda: len(answers()) > EACH // 2, "some requests are answered")
         servers[0].kill()
         write()
         wanted = {f"{asked}[{p}]@{at}" for p in range(PARTITIONS) for at in range(2 * EACH)}
-        await_condition(lambda: len(answers()) >= len(wanted), "all are answered")
+        await_condition(lambda: len(answers()) >= len(wanted), "all requests are answered")
         assert sorted(answers()) == sorted(wanted)
     finally:
         with closing(JobOperations(log)) as job_store:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.nightly
 CLAIMS = {"sub": "ada", "aud": ["doll"], "groups": ["ml-platform"]}
 
 
-def test_somebody_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
+def test_user_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
     tmp_path: Path,
 ) -> None:
     port, passed_s, log = free_port(), 0.0, MemoryLog()
@@ -47,7 +47,7 @@ def test_somebody_signs_in_with_a_code_and_is_refused_once_its_key_is_withdrawn(
     KeyStore(log).read()
     issuer = app.state.service.issuer
     real = issuer._clock  # noqa: SLF001 -- the time between questions passes at once
-    issuer._clock = lambda: real() + passed_s  # noqa: SLF001 -- likewise
+    issuer._clock = lambda: real() + passed_s  # noqa: SLF001 -- as above
     with served_app(app) as address, httpx2.Client(base_url=address) as browser:
         with token_issuer(tmp_path, CLAIMS, 3600, port=port):
             browser.get("/sign-in", follow_redirects=True)

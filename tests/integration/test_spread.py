@@ -26,7 +26,7 @@ def settings(likest_to_production: Settings) -> Settings:
     return likest_to_production
 
 
-def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stays(
+def test_workers_move_from_drained_job_to_backlog_and_pinned_one_stays(
     make: Make,
 ) -> None:
     # first    ████ drained
@@ -41,13 +41,18 @@ def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stay
     first.start("worker", PINNED)
     first.produce(400)
     await_condition(first.drained, "the first job is drained")
-    await_condition(lambda: PINNED in first.board.heartbeats(), "the pinned worker is there")
+    await_condition(
+        lambda: PINNED in first.board.heartbeats(), "the pinned worker is at the first job"
+    )
     second.produce(20_000)
 
-    await_condition(lambda: second.board.heartbeats().keys() >= FREE, "both are at the second job")
-    await_condition(lambda: second.version() >= 10, "which goes on")
     await_condition(
-        lambda: first.board.heartbeats().keys() == {PINNED}, "and the first keeps its own"
+        lambda: second.board.heartbeats().keys() >= FREE, "both free workers are at the second job"
+    )
+    await_condition(lambda: second.version() >= 10, "the second job trains")
+    await_condition(
+        lambda: first.board.heartbeats().keys() == {PINNED},
+        "only the pinned worker is at the first job",
     )
     assert PINNED not in second.board.heartbeats()
     assert first.audit().flaws == second.audit().flaws == ()

@@ -79,7 +79,7 @@ def growing(request: pytest.FixtureRequest, real: Settings, tmp_path: Path) -> I
     made.cluster.close()
 
 
-def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) -> None:
+def test_added_partitions_are_trained_and_reported(growing: Growing) -> None:
     # c1, w1   ████████████████████████████ killed
     # a        2 partitions    4
     # b        2 partitions                            4
@@ -91,7 +91,7 @@ def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) ->
     await_condition(cluster.drained, "the first records are settled")
 
     growing.grow(cluster.streams[0], range(200, 400))
-    await_condition(growing.has_added, "what was added while it runs is claimed")
+    await_condition(growing.has_added, "partitions added while the job runs are claimed")
     await_condition(cluster.drained, "everything is settled")
 
     cluster.kill("w1")
@@ -99,7 +99,7 @@ def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) ->
     growing.grow(cluster.streams[1], range(400, 600))
     cluster.start("coordinator", "c2")
     cluster.start("worker", "w2")
-    await_condition(growing.has_added, "what was added while nothing ran is claimed")
+    await_condition(growing.has_added, "partitions added while nothing ran are claimed")
     await_condition(cluster.drained, "everything is settled")
 
     audit = cluster.audit()
@@ -185,10 +185,10 @@ def changing(losing: ApacheKafka, real: Settings, tmp_path: Path) -> Iterator[Ch
         pytest.param("away", 600, marks=pytest.mark.nightly),
     ],
 )
-def test_a_topic_that_was_created_anew_holds_the_job_and_is_read_from_its_beginning(
+def test_recreated_topic_holds_the_job_and_is_read_from_its_beginning(
     changing: Changing, workers: str, records: int
 ) -> None:
-    # a, b   400 records ── a is created anew, with 40 or 300 ── held ── resumed ── all trained
+    # a, b   400 records ── a is recreated with 40 or 300 ── held ── resumed ── all trained
     cluster = changing.cluster
     cluster.produce(400)
     await_condition(cluster.drained, "the first records are settled")
@@ -215,7 +215,7 @@ def test_a_topic_that_was_created_anew_holds_the_job_and_is_read_from_its_beginn
 
 
 @pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_a_stream_that_was_cut_holds_the_job_and_is_read_on_from_there(
+def test_cut_stream_holds_the_job_and_is_read_on_from_the_cut(
     changing: Changing,
     again: bool,  # noqa: FBT001 -- a parameter of the test
 ) -> None:

@@ -47,7 +47,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
             stop_all(services)
 
 
-def test_tables_with_symbols_are_trained_from_topics_by_job_files_alone(
+def test_table_examples_train_from_topics_by_job_files_alone(
     settings: Settings, tmp_path: Path
 ) -> None:
     ways = Ways(connect)

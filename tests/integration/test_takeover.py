@@ -34,7 +34,7 @@ def settings(likest_to_production: Settings) -> Settings:
         pytest.param(20, id="many", marks=pytest.mark.nightly),
     ],
 )
-def test_coordinator_that_was_just_started_leads_ten_jobs_at_once(starts: int, make: Make) -> None:
+def test_new_coordinator_leads_ten_jobs_at_once(starts: int, make: Make) -> None:
     # c0         ████ one update of each job
     # c1, c2 ...      █ █ █ all ten from their hot snapshots
     jobs = [make(name=f"taken-{number}", records=40) for number in range(JOBS)]

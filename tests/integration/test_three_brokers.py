@@ -38,7 +38,7 @@ from tests.integration.test_lost_records import (
     GRADIENT_S,
     PRODUCED,
     assert_each_record_counts_once,
-    goes_on_as_its_reason_says,
+    resume_until_trained,
     train_some,
 )
 from tests.kafka_nodes import FurtherBroker
@@ -81,13 +81,14 @@ class Brokers(NamedTuple):
     def await_leader_status(self, leader: int, has_all: list[int]) -> None:
         """Wait until a broker leads the job's own topics, and these brokers are in sync."""
 
-        def so() -> bool:
+        def leads_in_sync() -> bool:
             try:
                 return all(self.stands(topic) == (leader, has_all) for topic in OWN)
-            except KafkaException:  # nobody can tell for a moment
+            # No controller answers for a moment.
+            except KafkaException:
                 return False
 
-        await_condition(so, f"broker {leader} leads, and {has_all} have all")
+        await_condition(leads_in_sync, f"broker {leader} leads, and {has_all} have all")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ class Fetches:
             self.broker = topics[self._topic]["partitions"]["0"]["broker"]
 
 
-def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it_is_there(
+def test_stream_is_read_from_replica_in_the_rack_of_the_worker(
     brokers: Brokers,
 ) -> None:
     topic, leader, follower = "racks", brokers.leader.node, brokers.follower.node
@@ -170,17 +171,20 @@ def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it
                     seen.extend(event.values)
             return fetches.broker == until_from and len(seen) > 0
 
-        await_condition(lambda: read(until_from=follower), "the follower is read from")
+        await_condition(lambda: read(until_from=follower), "the reader fetches from the follower")
         brokers.follower.kill()
-        await_condition(lambda: read(until_from=leader), "the leader is read from again")
+        await_condition(lambda: read(until_from=leader), "the reader fetches from the leader again")
         brokers.follower.restart()
         assert writer.flush(30.0)
         await_condition(lambda: read(until_from=follower) and seen == written[: len(seen)], "both")
-        await_condition(lambda: brokers.stands(topic)[1] == [leader, follower], "all is as it was")
+        await_condition(
+            lambda: brokers.stands(topic)[1] == [leader, follower],
+            "the topic has its first leader and replicas again",
+        )
 
 
 @pytest.mark.timeout(420)
-def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes_after_the_loss(
+def test_job_resumes_after_unclean_election_lost_records_of_its_topics(
     brokers: Brokers, cluster: Cluster
 ) -> None:
     leader, follower = brokers.leader.node, brokers.follower.node
@@ -204,6 +208,6 @@ def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes
     assert cluster.record().held
     assert "lost" in cluster.record().reason
     cluster.produce(PRODUCED)
-    goes_on_as_its_reason_says(cluster, RECORDS)
+    resume_until_trained(cluster, RECORDS)
     assert_each_record_counts_once(cluster, RECORDS)
     assert cluster.ended() == []

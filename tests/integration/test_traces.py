@@ -34,7 +34,7 @@ def collector() -> Iterator[Collector]:
         yield made
 
 
-def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
+def test_trace_leads_from_a_record_to_its_update(
     embedded: Settings, collector: Collector, tmp_path: Path
 ) -> None:
     # batch        ├─────────────────────────────────────────────────────┤
@@ -66,7 +66,7 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
                 names.setdefault(span.trace_id, set()).add(span.name)
             return {trace_id for trace_id, found in names.items() if found >= SPANS}
 
-        await_condition(lambda: whole() == ids, "each trace is whole")
+        await_condition(lambda: whole() == ids, "each trace is complete")
         for name in ("w1", "w2", "c1"):
             cluster.stop(name)
     finally:

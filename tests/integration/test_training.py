@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
 
-def test_every_record_is_used_once_though_a_worker_and_a_leader_die(
+def test_every_record_is_used_once_if_worker_and_leader_die(
     make: Make,
 ) -> None:
     # time     ──────────────────────────────────────────────▶
@@ -75,7 +75,7 @@ def train_through_deaths(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("block", "staleness"),
-    # By day one job runs all three modes: it switches between them, and its leader dies.
+    # On every change, another test switches one job between all three modes and kills its leader.
     [
         pytest.param("{mode: stale, staleness: 2}", 2, id="stale", marks=pytest.mark.nightly),
         pytest.param("{mode: asynchronous, staleness: 8, local_rate: 0.5}", 8, id="asynchronous"),
@@ -84,7 +84,7 @@ def train_through_deaths(cluster: Cluster) -> None:
         ),
     ],
 )
-def test_every_record_is_used_once_however_workers_are_synchronised(
+def test_every_record_is_used_once_in_each_synchronisation_mode(
     make: Make, block: str, staleness: int
 ) -> None:
     name = block[1:].partition(",")[0].rpartition(" ")[2]
@@ -102,7 +102,7 @@ def test_every_record_is_used_once_however_workers_are_synchronised(
         assert any(max(update.parts or (1,)) > 1 for update in audit.updates)
 
 
-def test_every_record_is_used_once_though_a_rule_holds_for_a_while(make: Make) -> None:
+def test_every_record_is_used_once_if_a_rule_holds_for_a_while(make: Make) -> None:
     # workers   w1 ██████████████████████████
     #           w2 w3 ██████████████ killed, and the leader
     # updates   K=2, stale               K=4, synchronous
@@ -127,7 +127,7 @@ def test_every_record_is_used_once_though_a_rule_holds_for_a_while(make: Make) -
     assert audit.updates[-1].progress == counted
 
 
-def test_every_record_is_used_once_though_workers_get_only_what_changes(make: Make) -> None:
+def test_every_record_is_used_once_if_workers_get_only_changes(make: Make) -> None:
     cluster = make("changes", 20_000, "compression: {significance: 1.5}")
     train_through_deaths(cluster)
 
@@ -141,7 +141,7 @@ def test_every_record_is_used_once_though_workers_get_only_what_changes(make: Ma
     assert all(trigger.weights is None for trigger in posted)
 
 
-def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_runs(
+def test_every_record_is_used_once_if_synchronisation_changes_at_run_time(
     make: Make,
 ) -> None:
     # mode          synchronous   stale   averaging   asynchronous   synchronous
@@ -172,7 +172,7 @@ def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_r
         if revision == len(changes) - 1:
             leader, other = ("c1", "c2") if cluster.has_led("c1") else ("c2", "c1")
             cluster.kill(leader)
-            await_condition(partial(cluster.has_led, other), "the other leads")
+            await_condition(partial(cluster.has_led, other), "the other coordinator leads")
             await_revision(cluster, revision)
     await_condition(cluster.drained, "everything is settled")
 
@@ -196,7 +196,7 @@ def await_revision(cluster: Cluster, revision: int) -> None:
     await_condition(lambda: revision in revisions(cluster), f"an update of revision {revision}")
 
 
-def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
+def test_undecodable_records_become_dead_letters_with_their_address(
     make: Make,
 ) -> None:
     cluster = make(name="garbage", records=200)
@@ -216,7 +216,7 @@ def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
     assert cluster.audit().trained == 200
 
 
-def test_a_poison_batch_is_quarantined_and_stops_nothing(make: Make) -> None:
+def test_poison_batch_is_quarantined_and_training_continues(make: Make) -> None:
     cluster = make(name="poison", records=400, options="max_failures: 1", poison=137)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -234,7 +234,7 @@ def test_a_poison_batch_is_quarantined_and_stops_nothing(make: Make) -> None:
     assert audit.flaws == ()
 
 
-def test_a_job_ends_at_its_number_of_updates_with_a_checkpoint(make: Make) -> None:
+def test_job_ends_at_its_number_of_updates_with_a_checkpoint(make: Make) -> None:
     cluster = make(name="ending", records=1000, options="stop: {updates: 5}")
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -246,7 +246,7 @@ def test_a_job_ends_at_its_number_of_updates_with_a_checkpoint(make: Make) -> No
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
 
 
-def test_a_stopped_job_resumes_exactly_where_it_was(make: Make) -> None:
+def test_stopped_job_resumes_exactly_where_it_stopped(make: Make) -> None:
     cluster = make(name="resumed", records=1200)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -254,7 +254,7 @@ def test_a_stopped_job_resumes_exactly_where_it_was(make: Make) -> None:
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
-    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is stored")
     cluster.board.wipe()
     cluster.produce(600)
     cluster.want("running")
@@ -264,7 +264,7 @@ def test_a_stopped_job_resumes_exactly_where_it_was(make: Make) -> None:
     assert cluster.audit().flaws == ()
 
 
-def test_a_job_changes_while_it_runs_and_no_record_is_lost_or_used_twice(make: Make) -> None:
+def test_job_changed_at_run_time_loses_no_record(make: Make) -> None:
     # revision  0: K=4 b=8, steps of 1   1: K=2 b=16                2: steps of 1/2
     # leader    ████████████████████████████████████████████████████████████ killed
     # other     stands by                                                       leads ████████
@@ -277,16 +277,21 @@ def test_a_job_changes_while_it_runs_and_no_record_is_lost_or_used_twice(make: M
     await_condition(lambda: "standby" in cluster.said(other), "there are two replicas")
     cluster.change(group_size=2, batch_size=16)
     cluster.produce(700)
-    await_condition(lambda: "job_changed" in cluster.said(leader), "the leader has heard")
-    await_condition(lambda: "batches_resized" in cluster.said("w1"), "a worker has heard")
-    await_condition(lambda: "batches_resized" in cluster.said("w2"), "the other one too")
+    await_condition(lambda: "job_changed" in cluster.said(leader), "the leader knows the change")
+    await_condition(lambda: "batches_resized" in cluster.said("w1"), "w1 knows the change")
+    await_condition(lambda: "batches_resized" in cluster.said("w2"), "w2 knows the change")
     cluster.produce(500)
     await_condition(lambda: 1 in revisions(cluster), "an update of the first change")
     cluster.change(learning_rate=0.5)
-    await_condition(lambda: cluster.said(leader).count("job_changed") == 2, "it heard again")
+    await_condition(
+        lambda: cluster.said(leader).count("job_changed") == 2, "the leader knows the second change"
+    )
     cluster.produce(500)
     await_condition(lambda: 2 in revisions(cluster), "an update of the second change")
-    await_condition(lambda: cluster.said(other).count("job_changed") == 2, "the other too")
+    await_condition(
+        lambda: cluster.said(other).count("job_changed") == 2,
+        "the other coordinator knows both changes",
+    )
     cluster.kill(leader)
     cluster.produce(500)
     await_condition(cluster.drained, "everything is settled")
@@ -306,7 +311,7 @@ def test_a_job_changes_while_it_runs_and_no_record_is_lost_or_used_twice(make: M
     assert np.flatnonzero(weights == -1.0).size == 3000 - sum(late)
 
 
-def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: Make) -> None:
+def test_deleted_job_is_removed_and_its_worker_leaves(make: Make) -> None:
     cluster = make(name="deleted", records=200)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -317,17 +322,19 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
         # No process has read that the job is stopped.
         job_store.delete("deleted")
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
-        await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
+        await_condition(
+            lambda: "job_finished" in cluster.said("c1"), "no coordinator leads the job"
+        )
         cluster.stop("c1")
         assert "coordinator_failed" not in cluster.said("c1")
         assert "deleted" not in job_store.read()
 
 
-def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> None:
+def test_invalid_gradients_on_the_board_are_dropped(make: Make) -> None:
     cluster = make(name="nonsense", records=800)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
-    await_condition(lambda: cluster.leader_status() is not None, "somebody leads")
+    await_condition(lambda: cluster.leader_status() is not None, "a coordinator leads")
     leader_status = cluster.leader_status()
     assert leader_status is not None
     cluster.produce(400)

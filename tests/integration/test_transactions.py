@@ -74,27 +74,29 @@ def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
     assert producer.flush(PATIENCE_S) == 0
 
 
-def test_a_job_on_the_streams_of_a_transactional_producer_drains(cluster: Cluster) -> None:
+def test_job_on_transactional_streams_drains(cluster: Cluster) -> None:
     producer = transactional(cluster)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
     begin(cluster, producer, COMMITTED)
     producer.commit_transaction(PATIENCE_S)
-    await_condition(cluster.drained, "what was committed is settled", PATIENCE_S)
+    await_condition(cluster.drained, "committed records are settled", PATIENCE_S)
 
     begin(cluster, producer, ABORTED)
     producer.abort_transaction(PATIENCE_S)
-    await_condition(cluster.drained, "what was aborted is claimed", PATIENCE_S)
+    await_condition(cluster.drained, "aborted records are claimed", PATIENCE_S)
 
     begin(cluster, producer, OPEN)
-    await_condition(cluster.drained, "below an open transaction all is settled", PATIENCE_S)
+    await_condition(
+        cluster.drained, "all records below an open transaction are settled", PATIENCE_S
+    )
     before = cluster.audit()
     assert before.trained == len(COMMITTED)
     assert not before.flaws
     producer.commit_transaction(PATIENCE_S)
     await_condition(
         lambda: cluster.audit().trained == len(COMMITTED) + len(OPEN),
-        "it was committed, and is trained",
+        "the committed records are trained",
         PATIENCE_S,
     )
     await_condition(cluster.drained, "all is settled", PATIENCE_S)
@@ -151,7 +153,7 @@ def await_commits(cluster: Cluster) -> None:
     )
 
 
-def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:
+def test_transactions_in_our_own_topics_do_not_delay_readers(cluster: Cluster) -> None:
     """Transactions as an exactly-once mirror writes them: first a committed one, then an open one.
 
     jobs             │ marker            │ open │ aborted

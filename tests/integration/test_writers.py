@@ -111,7 +111,7 @@ def world(
         coordinator = EmbeddedService("coordinator", "c1", settings, tmp_path)
         stack.callback(coordinator.kill)
         for client in operators:
-            await_condition(lambda client=client: ready(client), "it is ready", PATIENCE_S)  # type: ignore[misc]
+            await_condition(lambda client=client: ready(client), "the service is ready", PATIENCE_S)  # type: ignore[misc]
         yield World(bootstrap, log, job_store, operators, admins, coordinator)
 
 
@@ -123,9 +123,7 @@ def ready(client: httpx2.Client) -> bool:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
-    world: World, rounds: int
-) -> None:
+def test_acknowledged_changes_are_kept_and_refused_ones_are_not(world: World, rounds: int) -> None:
     held = 0
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
@@ -210,7 +208,9 @@ def check_crash(world: World) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = {"batch_size": 100, "reason": "before a crash"}
         answer = pool.submit(world.operators[0].patch, f"/v1/jobs/{NAME}", json=body)
-        await_condition(lambda: world.log.bounds(PLACE).end > end, "it is written", PATIENCE_S)
+        await_condition(
+            lambda: world.log.bounds(PLACE).end > end, "the record is written", PATIENCE_S
+        )
         world.admins[0].kill()
         acknowledged = answer.exception() is None and answer.result().status_code == 200
     body = {"group_size": 100, "reason": "after a crash"}
@@ -244,9 +244,7 @@ def check_compacted(world: World) -> None:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_one_of_two_who_create_or_revoke_a_key_at_once_succeeds(
-    apache_kafka: ApacheKafka, rounds: int
-) -> None:
+def test_one_of_two_concurrent_key_changes_succeeds(apache_kafka: ApacheKafka, rounds: int) -> None:
     settings = Settings(kafka=apache_kafka.settings.bootstrap, kafka_group_protocol="consumer")
 
     def create(store: KeyStore) -> str:

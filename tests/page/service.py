@@ -137,7 +137,7 @@ class PageService:
         updates = self.worlds[job].updates
         like, last = updates[-19][1], updates[-1][1]
         if not (isinstance(like, UpdateApplied) and isinstance(last, UpdateApplied)):
-            raise TypeError(f"{job} was led anew of late")
+            raise TypeError(f"{job} has a new leader since its last update")
         update = msgspec.structs.replace(like, version=last.version + 1, **changed)
         updates.append((time.time() if self._at_s is None else self._at_s, update))
         self.update(job, update)

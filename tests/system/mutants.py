@@ -3,7 +3,7 @@
 The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
 fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
 those whose loss costs work, not truth, and those that need more seeds than a test has time for.
-docs/explain/protocol.md names both.
+docs/explain/simulation.md names both.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 MUTANTS = (
     # --- streams that change ------------------------------------------------------------------
     Mutant(
-        "partitions that are added are opened",
+        "added partitions are opened",
         100,
         (Edit(CORE + "leader.py", "if self.ledger.generation(partition) is None:", "if False:"),),
     ),
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     # --- forged triggers ------------------------------------------------------------------------
     Mutant(
-        "workers listen to the triggers that the leader's status names",
+        "workers read the trigger stream that the leader status names",
         20,
         (
             Edit(
@@ -85,7 +85,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was heard of a stream of triggers counts for no other",
+        "orders of one trigger stream do not count in another",
         20,
         (
             Edit(
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     # --- the control and the updates topic lose records -----------------------------------------
     Mutant(
-        "snapshots say of which topics they are",
+        "snapshots name the ids of their topics",
         100,
         (
             Edit(
@@ -113,7 +113,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader knows which leader epochs it has read of the control topic",
+        "a leader records the leader epochs that it read in the control topic",
         200,
         (
             Edit(
@@ -124,7 +124,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader knows which leader epochs it has read of the updates topic",
+        "a leader records the leader epochs that it read in the updates topic",
         300,
         (
             Edit(
@@ -135,12 +135,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot of which a topic lost records is no base",
+        "a snapshot with lost records in a topic is no base",
         100,
         (Edit(CORE + "snapshot_search.py", "if not why[each.rank]]", "]"),),
     ),
     Mutant(
-        "a candidate goes on in the topics that it judged",
+        "a candidate continues in the topics that it read",
         100,
         (
             Edit(
@@ -149,7 +149,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an epoch is a number that never comes again",
+        "an epoch is a number that is never used again",
         800,
         (
             Edit(
@@ -160,7 +160,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine is of a batch by value",
+        "a quarantine identifies a batch by value",
         600,
         (
             Edit(
@@ -176,12 +176,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "claims that were lost are not waited for for ever",
+        "a worker gives up lost claims after a timeout",
         200,
         (Edit(CORE + "worker_reading.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
     ),
     Mutant(
-        "an older leader_status that keeps coming is believed",
+        "an older leader status that is repeated is believed",
         100,
         (
             Edit(
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     # --- streams whose logs changed -----------------------------------------------------------
     Mutant(
-        "a worker begins with what the leader_status knows of the log",
+        "a worker starts at the log position in the leader status",
         1000,
         (
             Edit(
@@ -204,7 +204,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "batches whose records are gone expire, and are not read back from another log",
+        "lost batches expire and are not read back from another log",
         1000,
         (
             Edit(
@@ -220,7 +220,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a wish to go on after a loss opens the streams that lost records",
+        "a request to resume after a loss opens the streams that lost records",
         100,
         (
             Edit(
@@ -244,7 +244,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch that holds the new b already closes",
+        "an open batch above the new b closes",
         400,
         (
             Edit(
@@ -255,7 +255,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker's bound and its K follow the job's",
+        "the bound and the K of a worker follow those of the job",
         100,
         (
             Edit(
@@ -267,17 +267,17 @@ MUTANTS = (
     ),
     # --- claims -------------------------------------------------------------------------------
     Mutant(
-        "a claim begins where the last accepted one ended, not further on",
+        "a claim does not start after the end of the last accepted one",
         400,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed > span.start:"),),
     ),
     Mutant(
-        "a claim begins where the last accepted one ended, not before",
+        "a claim does not start before the end of the last accepted one",
         100,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed < span.start:"),),
     ),
     Mutant(
-        "a claim counts with all of its spans or with none",
+        "a claim counts with all of its spans or not at all",
         300,
         (
             Edit(
@@ -288,7 +288,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what retention deleted is claimed as expired",
+        "records that retention deleted are claimed as expired",
         100,
         (
             Edit(
@@ -299,7 +299,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker notices that it lost its place",
+        "a worker detects that it lost its place",
         100,
         (
             Edit(
@@ -332,7 +332,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker forgets what is settled",
+        "a worker forgets settled batches",
         100,
         (
             Edit(
@@ -344,7 +344,7 @@ MUTANTS = (
     ),
     # --- leadership ---------------------------------------------------------------------------
     Mutant(
-        "only the leader in force adds updates",
+        "only the current leader adds updates",
         400,
         (
             Edit(
@@ -356,7 +356,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "versions go up by one, as do a leader's numbers",
+        "versions and the record numbers of a leader increase by one",
         100,
         (
             Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),
@@ -364,7 +364,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a Lead takes back what lies above its base",
+        "a Lead takes back the updates above its base",
         100,
         (
             Edit(
@@ -375,7 +375,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader stops when another leads",
+        "a leader stops when another one leads",
         500,
         (
             Edit(
@@ -403,7 +403,7 @@ MUTANTS = (
         (Edit(CORE + "snapshots.py", "if not history.base_lost or", "if True or"),),
     ),
     Mutant(
-        "in a snapshot the batches of the round in flight still wait",
+        "a snapshot counts the batches of the round in flight as waiting",
         100,
         (
             Edit(
@@ -415,7 +415,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round waits while too much of the audit is not read back",
+        "a round waits while too many audit records are unread",
         1200,
         (
             Edit(
@@ -427,7 +427,7 @@ MUTANTS = (
     ),
     # --- rounds -------------------------------------------------------------------------------
     Mutant(
-        "a gradient is of the round's epoch, not only of its version",
+        "a gradient must match the epoch and the version of its round",
         1000,
         (
             Edit(
@@ -442,7 +442,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a model is cached by its epoch, not only by its version",
+        "a model is cached by epoch and version",
         300,
         (
             Edit(
@@ -453,7 +453,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient counts whole or not at all",
+        "a gradient counts completely or not at all",
         100,
         (
             Edit(
@@ -480,7 +480,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a model that is gone is put back",
+        "a missing model is published again",
         600,
         (
             Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
@@ -488,7 +488,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what is overdue is handed out again",
+        "overdue orders are assigned again",
         100,
         (
             Edit(
@@ -499,7 +499,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what has changed is written upon the model that it changes alone",
+        "changed weights are applied only to their base model",
         100,
         (
             Edit(
@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     # --- several rounds in flight -------------------------------------------------------------
     Mutant(
-        "a round begins only if all can still be applied in time",
+        "a round starts only if all rounds can still be applied in time",
         100,
         (
             Edit(
@@ -522,7 +522,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round is applied only if all others still can be in time",
+        "a round is applied only if all others can still be applied in time",
         100,
         (
             Edit(
@@ -533,7 +533,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient of older weights counts only if all can still be applied in time",
+        "a gradient of older weights counts only if all rounds can still be applied in time",
         100,
         (
             Edit(
@@ -544,7 +544,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the base of an update is the oldest version that a gradient was taken at",
+        "the base of an update is the oldest version of its gradients",
         300,
         (
             Edit(
@@ -555,7 +555,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient message is of one round",
+        "a gradient message belongs to one round",
         100,
         (
             Edit(
@@ -576,7 +576,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient says whether its worker walked",
+        "a gradient reports the rate of its local steps",
         2000,
         (
             Edit(
@@ -587,7 +587,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the synchrony that it began with",
+        "a round keeps the synchrony that it started with",
         100,
         (
             Edit(
@@ -599,7 +599,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the learning rate of the rule that it began by",
+        "a round keeps the learning rate of the rule that it started with",
         100,
         (
             Edit(
@@ -611,7 +611,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round that begins while a rule holds is made as that one says",
+        "a round that starts while a rule holds uses its mode",
         100,
         (
             Edit(
@@ -622,7 +622,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate is that of the job's own K: with another it is K'/K of it",
+        "the learning rate of another K is scaled by K'/K",
         100,
         (
             Edit(
@@ -633,7 +633,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an update counts by the job's own K",
+        "an update counts in units of the job's own K",
         100,
         (
             Edit(
@@ -642,12 +642,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate goes by how far the model is",
+        "the learning rate follows the progress of the model",
         100,
         (Edit(CORE + "rounds.py", "schedule.share(before)", "schedule.share(0.0)"),),
     ),
     Mutant(
-        "a snapshot says how many updates of the job's own K the model has come to",
+        "a snapshot records the progress of the model in units of the job's own K",
         100,
         (
             Edit(
@@ -669,7 +669,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "while a rule holds K is the rule's, not the tuner's",
+        "K is set by the rule, not by the tuner, while a rule holds",
         100,
         (
             Edit(
@@ -680,17 +680,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a change of K or of its bounds begins another tuner",
+        "a change of K or of its bounds restarts the tuner",
         100,
         (Edit(CORE + "modes.py", "if _tuned(settings) != _tuned(self._settings):", "if False:"),),
     ),
     Mutant(
-        "a new leader goes on with the K of the last update",
+        "a new leader continues with the K of the last update",
         600,
         (Edit(CORE + "modes.py", "_tuner(settings, synchrony)", "_tuner(settings)"),),
     ),
     Mutant(
-        "in a snapshot the batches of all rounds in flight still wait",
+        "a snapshot counts the batches of all rounds in flight as waiting",
         100,
         (
             Edit(
@@ -702,7 +702,7 @@ MUTANTS = (
     ),
     # --- bad data -----------------------------------------------------------------------------
     Mutant(
-        "what the dead had in hand is suspected",
+        "batches of a dead worker become suspects",
         100,
         (
             Edit(
@@ -713,12 +713,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "poison is quarantined in the end",
+        "poison is quarantined after enough failures",
         100,
         (Edit(CORE + "poison.py", "return self._failures[offset] > self._limit", "return False"),),
     ),
     Mutant(
-        "a suspect travels alone, and only then is struck",
+        "a suspect travels alone, and only then counts a failure",
         400,
         (
             Edit(
@@ -739,12 +739,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was quarantined is not trained on after a takeover",
+        "quarantined batches are not trained after a takeover",
         2000,
         (Edit(CORE + "replay.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
-        "what was quarantined after a snapshot is not trained on either",
+        "batches quarantined after a snapshot are not trained",
         1000,
         (
             Edit(
@@ -755,7 +755,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine stays when updates are taken back",
+        "a quarantine remains when updates are taken back",
         200,
         (
             Edit(
@@ -778,7 +778,7 @@ MUTANTS = (
     ),
     # --- requeued batches ---------------------------------------------------------------------
     Mutant(
-        "only what is quarantined is taken back, and by value",
+        "only a quarantined batch is requeued, by value",
         4000,
         (
             Edit(
@@ -789,7 +789,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was replayed is not taken back",
+        "a replayed batch is not requeued",
         500,
         (
             Edit(
@@ -800,7 +800,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was taken back cannot be replayed",
+        "a requeued batch is not replayed",
         500,
         (
             Edit(
@@ -811,7 +811,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader hears of what is taken back",
+        "a leader learns of requeued batches",
         300,
         (
             Edit(
@@ -822,7 +822,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a new leader knows what was taken back since its snapshot",
+        "a new leader knows the batches requeued since its snapshot",
         1000,
         (
             Edit(
@@ -833,12 +833,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot names what may be taken back",
+        "a snapshot names the batches that may be requeued",
         1000,
         (Edit(CORE + "snapshot_publishing.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
-        "an operator's record is none that a leader waits for",
+        "a leader does not wait for records of an operator",
         1000,
         (
             Edit(
@@ -849,7 +849,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "so much poison in a row holds the job",
+        "too much poison in a row holds the job",
         300,
         (Edit(CORE + "leader.py", "        if too_many:", "        if False:"),),
     ),
@@ -860,7 +860,7 @@ GROUP = CORE + "members/"
 # Members that hold the weights; `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
-        "others hold the weights only once these are in storage",
+        "the holder of the weights changes only once they are in storage",
         100,
         (
             Edit(
@@ -871,7 +871,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "who is to let others hold the weights stores them first",
+        "the previous holder stores the weights before a hand-over",
         40,
         (
             Edit(
@@ -882,7 +882,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what a member computed is lost with it",
+        "gradients of a member are lost with the member",
         20,
         (
             Edit(
@@ -893,7 +893,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what updates used since a snapshot is not trained on when its claim is replayed",
+        "a batch used since the snapshot is not trained when its claim is replayed",
         40,
         (
             Edit(
@@ -904,7 +904,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what updates used since a snapshot waits no longer",
+        "a batch used since the snapshot no longer waits",
         60,
         (
             Edit(
@@ -915,7 +915,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "who holds another version does not take part",
+        "a member with another version does not take part",
         20,
         (
             Edit(
@@ -931,12 +931,12 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch that killed all members is suspected by who falls back",
+        "a leader that falls back suspects the batches that killed all members",
         80,
         (Edit(CORE + "leader.py", "self._suspects.restore(failure_counts)", "pass"),),
     ),
     Mutant(
-        "where claims were lost, only what a snapshot contains is believed",
+        "updates above a snapshot are not believed after claims were lost",
         80,
         (
             Edit(
@@ -947,7 +947,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a result is applied by the attempt that the audit names",
+        "a member applies the result of the attempt that the audit names",
         80,
         (
             Edit(
@@ -958,7 +958,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient goes with the version that it was taken at",
+        "gradients are dropped with the version that they were computed at",
         40,
         (
             Edit(
@@ -994,7 +994,7 @@ BUILDS_MUTANTS = (
 
 SLICES_MUTANTS = (
     Mutant(
-        "only who holds the optimizer's state of a slice owns it",
+        "only a holder of the optimizer state of a slice owns it",
         80,
         (
             Edit(
@@ -1015,7 +1015,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "who has stepped a slice holds the optimizer's state of that alone",
+        "a member that stepped a slice holds only the optimizer state of that slice",
         20,
         (
             Edit(
@@ -1026,7 +1026,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slice that nobody holds any more is a lost version",
+        "a slice without a holder means a lost version",
         20,
         (
             Edit(

@@ -36,7 +36,7 @@ SEEDS = range(120) if has_changed(*RUNS_ON) else FEW_SEEDS
 EXIT_VIOLATED = 1
 
 
-def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behind() -> None:
+def test_fault_schedules_neither_launch_twice_nor_leak_a_machine() -> None:
     met = Counter[str]()
     for seed in SEEDS:
         world = World(seed).run()
@@ -61,7 +61,7 @@ def check_eventful(met: Counter[str], worlds: int) -> None:
     assert met["policies"] >= worlds
 
 
-def test_without_faults_one_provisioner_takes_charge_once() -> None:
+def test_provisioner_without_faults_takes_charge_once() -> None:
     for seed in range(10):
         world = World(seed, faulty=False).run()
 
@@ -72,13 +72,13 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 
-def test_seed_gives_the_same_story_every_time() -> None:
+def test_seed_determines_the_story() -> None:
     for seed in (3, 14):
         assert World(seed).run().log == World(seed).run().log
 
 
 @pytest.mark.parametrize("mutant", cases(PROVISIONING_MUTANTS))
-def test_without_a_rule_some_world_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_provisioning_world_fails_if_a_rule_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common", tmp_path / "common")
     (tmp_path / "tests").mkdir()
     for file in ("__init__.py", "counting_policy.py", "memory_fleet.py"):

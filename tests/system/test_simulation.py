@@ -62,7 +62,7 @@ print(next((f"seed {it.seed}: {it.failure}" for it in outcomes if it.failure), "
 """
 
 
-def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
+def test_thousand_fault_schedules_break_no_invariant() -> None:
     outcomes = list(run_seeds(SEEDS))
 
     assert not [
@@ -100,7 +100,7 @@ def _faults_of(*kinds: str) -> Counter[FaultKind]:
     return Counter(fault.kind for world in worlds for fault in world.faults)
 
 
-def test_every_kind_of_fault_befalls_some_world() -> None:
+def test_every_kind_of_fault_occurs_in_some_world() -> None:
     met = _faults_of("", "group")
     # Worlds of other kinds have the same faults once more, so only faults of their own count.
     own = _faults_of("forged", "frozen", "store")
@@ -110,7 +110,7 @@ def test_every_kind_of_fault_befalls_some_world() -> None:
     assert min(met.values()) > len(SEEDS) // 5
 
 
-def test_seed_gives_the_same_story_every_time() -> None:
+def test_seed_determines_the_story() -> None:
     def story(seed: int) -> tuple[Outcome, list[str]]:
         lines = list[str]()
         cluster = Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}"))
@@ -124,13 +124,13 @@ def test_seed_gives_the_same_story_every_time() -> None:
         assert len(set(outcome.applied)) == len(outcome.applied) >= outcome.updates > 0
 
 
-def test_worker_that_received_a_forged_trigger_which_redis_lost_works_again() -> None:
+def test_worker_recovers_from_forged_trigger_that_redis_lost() -> None:
     # A forged id in the leader's stream precedes a failover to a copy without it. The leader does
     # not notice it, and the worker waits for a higher id.
     assert run_seed(700753).failure == ""
 
 
-def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> None:
+def test_world_without_faults_needs_one_leader_and_no_quarantine() -> None:
     for seed in FEW_SEEDS:
         quiet = replace(
             from_seed(seed),
@@ -146,12 +146,12 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
         assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
 
 
-def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
+def test_workers_of_another_build_get_no_order_in_any_world() -> None:
     outcomes = [run_seed(seed, "builds") for seed in FEW_SEEDS]
     assert not [outcome for outcome in outcomes if outcome.failure]
 
 
-def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
+def test_live_coordinators_reported_as_ended_break_no_invariant() -> None:
     reported = list[str]()
     for seed in FEW_SEEDS:
         world = replace(from_seed(seed), misheard=0.02)
@@ -188,7 +188,7 @@ def diverging() -> Scenario:
     return next(world for world in worlds if Cluster(world).run().kind == "held")
 
 
-def test_the_shrinker_leaves_what_the_failure_needs_and_nothing_else() -> None:
+def test_shrinker_keeps_only_what_the_failure_needs() -> None:
     said = list[str]()
 
     least = shrink(diverging(), said.append)
@@ -199,7 +199,7 @@ def test_the_shrinker_leaves_what_the_failure_needs_and_nothing_else() -> None:
     assert said[-1].endswith("still held")
 
 
-def test_there_is_nothing_to_shrink_where_nothing_fails() -> None:
+def test_shrinker_rejects_scenario_that_does_not_fail() -> None:
     with pytest.raises(ValueError, match="seed 0 does not fail"):
         shrink(from_seed(0), lambda _: None)
 
@@ -218,7 +218,7 @@ def size(scenario: Scenario) -> tuple[float, ...]:
 
 
 @given(st.integers(0, 10_000))
-def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> None:
+def test_each_shrinker_step_removes_one_kind_of_thing(seed: int) -> None:
     scenario = from_seed(seed)
 
     for candidate in smaller(scenario):
@@ -228,13 +228,13 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
         assert all(y <= x for x, y in zip(before, after, strict=True))
 
 
-def test_seeds_that_failed_once_fail_no_more() -> None:
+def test_seeds_that_failed_before_no_longer_fail() -> None:
     # The leader asked a dead process to store the weights; an operator requeued one batch 4 times.
     for seed, world in ((502091, "group"), (504825, "slices")):
         assert run_seed(seed, world).failure == ""
 
 
-def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> None:
+def test_group_members_lose_nothing_and_use_nothing_twice() -> None:
     outcomes = list(run_seeds(GROUP_SEEDS, "group"))
 
     assert not [
@@ -253,9 +253,7 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
     assert not among["in vain"]
 
 
-def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lost_in_part() -> (
-    None
-):
+def test_slices_are_stepped_by_their_owners_and_never_partly_lost() -> None:
     outcomes = list(run_seeds(SLICES_SEEDS, "slices"))
 
     assert not [
@@ -268,7 +266,7 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
     assert min(among[way] for way in ("moved", "fallen back", "fetched")) > len(SLICES_SEEDS) // 4
 
 
-def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice() -> None:
+def test_group_members_with_forged_messages_lose_nothing_and_use_nothing_twice() -> None:
     outcomes = list(run_seeds(FORGED_SEEDS, "forged"))
 
     assert not [
@@ -306,33 +304,35 @@ def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
     ],
     ids=lambda each: each.rule,
 )
-def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
+def test_text_replaced_by_a_mutant_occurs_once_in_the_code(mutant: Mutant) -> None:
     for path, before, _ in mutant.edits:
         assert (ROOT / path).read_text().count(before) == 1, f"{path} reads otherwise now: {before}"
 
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
-def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_simulation_fails_if_a_rule_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "")
 
 
 @pytest.mark.parametrize("mutant", cases(BUILDS_MUTANTS))
-def test_without_a_rule_of_builds_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_simulation_fails_if_a_rule_of_builds_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "builds")
 
 
 @pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))
-def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_simulation_fails_if_a_rule_of_members_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "group")
 
 
 @pytest.mark.parametrize("mutant", cases(SLICES_MUTANTS))
-def test_without_a_rule_of_slices_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_simulation_fails_if_a_rule_of_slices_is_removed(mutant: Mutant, tmp_path: Path) -> None:
     check_without(mutant, tmp_path, "slices")
 
 
 @pytest.mark.parametrize("mutant", cases(STORE_MUTANTS))
-def test_without_a_rule_of_checkpoints_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_simulation_fails_if_a_rule_of_checkpoints_is_removed(
+    mutant: Mutant, tmp_path: Path
+) -> None:
     check_without(mutant, tmp_path, "store")
 
 

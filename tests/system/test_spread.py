@@ -21,7 +21,7 @@ TESTS = ("tests/unit/core/test_job_placement.py", "tests/system/spread_world.py"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_four_workers_train_what_comes_to_ten_jobs_and_none_is_left_alone(seed: int) -> None:
+def test_four_workers_train_ten_jobs_without_starving_any(seed: int) -> None:
     result = World(Setting(workers=4, jobs=10, seed=seed)).run()
 
     assert result.trained >= 0.99
@@ -39,7 +39,7 @@ def test_four_workers_drain_a_hundred_small_jobs(seed: int) -> None:
     assert result.drained_s <= 240.0
 
 
-def test_where_workers_suffice_nobody_waits_and_hardly_anybody_moves() -> None:
+def test_enough_workers_starve_no_job_and_rarely_move() -> None:
     result = World(Setting(workers=16, jobs=4, seconds=1200.0, faults=False)).run()
 
     assert result.trained >= 0.99
@@ -53,53 +53,61 @@ def mutant(rule: str, before: str, after: str) -> Mutant:
 
 
 MUTANTS = (
-    mutant("who is pinned stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
-    mutant("who came lately stays", "and worker.stay_s < settings.shortest_stay_s", "and False"),
-    mutant("nobody leaves a job during its takeover", " or worker.job in self._stale:", ":"),
+    mutant("a pinned worker stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
     mutant(
-        "nobody goes to a job during its takeover",
+        "a worker that came recently stays",
+        "and worker.stay_s < settings.shortest_stay_s",
+        "and False",
+    ),
+    mutant("no worker leaves a job during its takeover", " or worker.job in self._stale:", ":"),
+    mutant(
+        "no worker moves to a job during its takeover",
         "if job not in self._jobs or job in self._stale:",
         "if job not in self._jobs:",
     ),
     mutant(
-        "a place that nobody can fill is left out",
+        "a place that no worker can fill is skipped",
         "if not bound and not any(it.can_do(demand) for it in self._workers):",
         "if False:",
     ),
     mutant(
-        "nobody goes where it cannot do the task",
+        "no worker moves to a job whose task it cannot do",
         "if it.can_do(self._jobs[slot.job])), None)",
         "if True), None)",
     ),
-    mutant("what owners ask for goes first", "if number < demand.target:", "if False:"),
+    mutant("targets of owners are filled first", "if number < demand.target:", "if False:"),
     mutant(
-        "who has waited longest goes first",
+        "the job that has waited longest goes first",
         "if number == 0 and waited_s > settings.longest_wait_s:",
         "if False:",
     ),
-    mutant("an occupied place clings", "occupied = settings.occupied if", "occupied = 1.0 if"),
-    mutant("weights count", "(needed * demand.weight)", "(needed * 1.0)"),
     mutant(
-        "of too many who go the same way the last ones stay",
+        "an occupied place is preferred", "occupied = settings.occupied if", "occupied = 1.0 if"
+    ),
+    mutant("weights of jobs count", "(needed * demand.weight)", "(needed * 1.0)"),
+    mutant(
+        "surplus movers to one job stay",
         "if over > 0 and me.worker in rivals[-over:]:",
         "if False:",
     ),
     mutant(
-        "paused jobs need nobody",
+        "paused jobs need no worker",
         "if not demand.runs or not records_per_s:",
         "if not records_per_s:",
     ),
     mutant(
-        "drained jobs need nobody, whatever their owners ask for",
+        "drained jobs need no worker, even with a target",
         "if not demand.runs or not records_per_s:",
         "if not demand.runs:",
     ),
-    mutant("what is not heard of is stale", "if at <= stale_since)", "if False)"),
+    mutant("a record that does not change is stale", "if at <= stale_since)", "if False)"),
 )
 
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
-def test_without_a_rule_of_the_plan_a_test_fails(mutant: Mutant, tmp_path: Path) -> None:
+def test_placement_tests_fail_if_a_rule_of_the_plan_is_removed(
+    mutant: Mutant, tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "common/core", tmp_path / "common/core")
     for path in TESTS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from tests.changes import changed_files, has_changed, marks_of, once_changed
 
 
 @pytest.mark.parametrize("since", ["", "no-such-commit"])
-def test_where_it_cannot_be_known_everything_has_changed(
+def test_everything_counts_as_changed_without_a_known_commit(
     monkeypatch: pytest.MonkeyPatch, since: str
 ) -> None:
     monkeypatch.setenv("TEST_SINCE", since)
@@ -21,7 +21,7 @@ def test_where_it_cannot_be_known_everything_has_changed(
     ("changed", "waits"),
     [("common/core/leader.py", False), ("constraints.txt", False), ("common/wire/sums.py", True)],
 )
-def test_a_test_waits_until_something_changes_that_it_looks_at(
+def test_once_changed_runs_a_test_only_after_a_relevant_change(
     monkeypatch: pytest.MonkeyPatch, changed: str, *, waits: bool
 ) -> None:
     monkeypatch.setattr(changes, "changed_files", lambda: frozenset({changed}))

@@ -29,7 +29,7 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_whatever_a_document_points_to_is_there(document: Path) -> None:
+def test_document_links_point_to_existing_targets(document: Path) -> None:
     for link in links(document):
         target, _, heading = link.partition("#")
         path = document.parent / target if target else document
@@ -37,7 +37,7 @@ def test_whatever_a_document_points_to_is_there(document: Path) -> None:
         assert not heading or heading in anchors(path), link
 
 
-def test_the_index_names_every_document() -> None:
+def test_index_names_every_document() -> None:
     index = ROOT / "docs/README.md"
     named = {(index.parent / link).resolve() for link in links(index)}
     shelves = {path for path in DOCUMENTS if path.is_relative_to(index.parent)}

@@ -68,7 +68,8 @@ def decode():
                 except msgspec.ValidationError:
                     pass
 in_threads(decode)
-others = {kind for kind in ours - set(read) if not kind.__subclasses__()}  # nobody reads a base
+# Base classes are never decoded.
+others = {kind for kind in ours - set(read) if not kind.__subclasses__()}
 print(json.dumps([len(read), sorted({kind.__module__ for kind in others})]))
 """
 OPTIONS_OF_TASKS = """
@@ -118,21 +119,21 @@ def modules_that_name(library: str) -> list[str]:
     return [name.removeprefix("common.public.") for name in names]
 
 
-def test_each_struct_that_is_read_may_be_decoded_first_by_several_threads() -> None:
+def test_structs_can_be_decoded_first_by_several_threads() -> None:
     count, others = in_fresh_process(STRUCTS, *modules_that_name("msgspec"))
 
     assert count > 90
     assert set(others) - INSIDE - OPTIONS == set(), "build a decoder of these as a constant"
 
 
-def test_options_of_tasks_may_be_read_first_by_several_threads() -> None:
+def test_task_options_can_be_read_first_by_several_threads() -> None:
     refusals, different = in_fresh_process(OPTIONS_OF_TASKS)
 
     assert refusals == THREADS * different
     assert different > 1
 
 
-def test_models_of_pydantic_are_built_while_their_module_is_imported() -> None:
+def test_pydantic_models_are_complete_after_import() -> None:
     count, incomplete = in_fresh_process(ANSWERS, *modules_that_name("pydantic"))
 
     assert count > 80

@@ -49,13 +49,13 @@ def notices(server: MetadataServer, clock: ManualClock) -> Ec2Notices:
     return Ec2Notices(InstanceMetadata(server.endpoint, PATIENCE_S, clock))
 
 
-def test_one_token_serves_many_looks(server: MetadataServer, notices: Ec2Notices) -> None:
+def test_one_token_serves_many_requests(server: MetadataServer, notices: Ec2Notices) -> None:
     for _ in range(5):
         notices.look()
     assert (server.issued, server.refused) == (1, 0)
 
 
-def test_a_token_is_renewed_before_it_runs_out(
+def test_token_is_renewed_before_it_expires(
     server: MetadataServer, notices: Ec2Notices, clock: ManualClock
 ) -> None:
     for _ in range(360):
@@ -64,16 +64,14 @@ def test_a_token_is_renewed_before_it_runs_out(
     assert (server.issued, server.refused) == (2, 0)
 
 
-def test_a_token_that_is_refused_is_renewed_at_once(
-    server: MetadataServer, notices: Ec2Notices
-) -> None:
+def test_refused_token_is_renewed_at_once(server: MetadataServer, notices: Ec2Notices) -> None:
     notices.look()
     server.forget_tokens()
     assert notices.look() == NOTICE
     assert (server.issued, server.refused) == (2, 1)
 
 
-def test_a_service_that_refuses_every_token_is_asked_twice(
+def test_service_that_refuses_every_token_is_asked_twice(
     server: MetadataServer, notices: Ec2Notices
 ) -> None:
     server.answer(TOKEN, b"not-one-of-its-own")
@@ -86,7 +84,7 @@ def test_a_service_that_refuses_every_token_is_asked_twice(
     ("status", "passing"),
     [(400, False), (403, False), (301, False), (404, False), (429, True), (500, True), (503, True)],
 )
-def test_a_service_that_gives_no_token_refuses_or_is_busy(
+def test_failed_token_request_is_refused_or_unavailable_by_status(
     server: MetadataServer, notices: Ec2Notices, status: int, *, passing: bool
 ) -> None:
     server.answer(TOKEN, b"no", status)
@@ -96,7 +94,7 @@ def test_a_service_that_gives_no_token_refuses_or_is_busy(
 
 
 @pytest.mark.parametrize("token", [b"", b"two words", b"two\r\nHeaders: of one", b"\xff"])
-def test_what_could_be_no_header_is_no_token(
+def test_token_that_cannot_be_a_header_is_rejected(
     server: MetadataServer, notices: Ec2Notices, token: bytes
 ) -> None:
     server.answer(TOKEN, token)
@@ -120,7 +118,7 @@ def test_what_could_be_no_header_is_no_token(
         b'{"action": "stop", "time": "2027-01-15T08:00:00"}',
     ],
 )
-def test_what_is_no_notice_is_left_out_and_logged(
+def test_invalid_notice_is_skipped_and_logged(
     server: MetadataServer,
     notices: Ec2Notices,
     body: bytes,
@@ -131,12 +129,14 @@ def test_what_is_no_notice_is_left_out_and_logged(
     assert "no instance action" in caplog.text
 
 
-def test_a_notice_may_say_more_than_we_know(server: MetadataServer, notices: Ec2Notices) -> None:
+def test_notice_with_unknown_fields_is_accepted(
+    server: MetadataServer, notices: Ec2Notices
+) -> None:
     server.answer(INTERRUPTION, b'{"action": "x", "time": "2027-01-15T09:00:00+01:00", "n": [1]}')
     assert notices.look() == Notice(AT_S, "x")
 
 
-def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) -> None:
+def test_slow_metadata_service_is_unavailable(server: MetadataServer) -> None:
     server.freeze()
     impatient = Ec2Notices(InstanceMetadata(server.endpoint, timeout_s=0.02))
     with pytest.raises(UnavailableError, match="did not answer in"):
@@ -145,14 +145,14 @@ def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) 
 
 
 @pytest.mark.parametrize("drips", [drips_headers, drips_body])
-def test_a_service_whose_answer_does_not_end_is_away(drips: Answer) -> None:
+def test_endless_slow_answer_is_unavailable(drips: Answer) -> None:
     with OddServer(drips) as server:
         impatient = InstanceMetadata(server.url, timeout_s=0.3)
         with pytest.raises(UnavailableError, match="did not answer in"):
             impatient.get(INTERRUPTION)
 
 
-def test_of_an_endless_answer_only_the_beginning_is_read() -> None:
+def test_endless_answer_is_read_up_to_a_limit() -> None:
     with (
         OddServer(endless) as server,
         pytest.raises(UnavailableError, match="answers with more than 1,000,000 bytes"),
@@ -160,20 +160,24 @@ def test_of_an_endless_answer_only_the_beginning_is_read() -> None:
         InstanceMetadata(server.url, PATIENCE_S).get(INTERRUPTION)
 
 
-def test_a_port_where_nobody_listens_is_away() -> None:
+def test_closed_metadata_port_is_unavailable() -> None:
     with MetadataServer() as server:
         endpoint = server.endpoint
     with pytest.raises(UnavailableError, match=f"service at {endpoint} cannot be reached"):
         Ec2Notices(InstanceMetadata(endpoint)).look()
 
 
-def test_no_proxy_is_asked(notices: Ec2Notices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_requests_use_no_proxy(
+    notices: Ec2Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, DEAD_PROXY)
     assert notices.look() == NOTICE
 
 
-def test_a_service_that_speaks_no_http_is_away(server: MetadataServer, notices: Ec2Notices) -> None:
+def test_metadata_service_without_http_is_unavailable(
+    server: MetadataServer, notices: Ec2Notices
+) -> None:
     server.say(b"-ERR unknown command 'PUT'\r\n")
     with pytest.raises(UnavailableError, match="cannot be reached"):
         notices.look()
@@ -192,7 +196,7 @@ def test_a_service_that_speaks_no_http_is_away(server: MetadataServer, notices: 
         ),
     )
 )
-def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
+def test_any_answer_gives_no_notice_or_a_known_error(
     server: MetadataServer, notices: Ec2Notices, raw: bytes
 ) -> None:
     server.say(raw)
@@ -204,7 +208,7 @@ def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instant=st.datetimes(timezones=st.just(UTC)), hours=st.integers(-23, 23), action=st.text())
-def test_any_instant_that_can_be_written_can_be_read(
+def test_notice_with_any_instant_is_read(
     server: MetadataServer, notices: Ec2Notices, instant: datetime, hours: int, action: str
 ) -> None:
     written = f"{instant.replace(tzinfo=None).isoformat()}{hours:+03}:30"

@@ -76,7 +76,7 @@ def test_spans_arrive_with_their_ids_times_and_attributes(path: str) -> None:
         assert (wait.error, errors) == ("", [])
 
 
-def test_what_came_to_nothing_says_why() -> None:
+def test_failed_span_has_its_error() -> None:
     with Collector() as collector, tracing(collector.url) as (tracer, _):
         tracer.span(traced(tracer), "batch.gradient", AT_S, AT_S + 1.0, error="not_finite")
         tracer.close()
@@ -84,7 +84,7 @@ def test_what_came_to_nothing_says_why() -> None:
 
 
 @pytest.mark.parametrize("start_s", [-1.0, 1e300, float("inf"), float("nan"), AT_S + 9.0])
-def test_a_time_that_makes_no_sense_costs_no_other_span(start_s: float) -> None:
+def test_span_with_invalid_time_does_not_lose_other_spans(start_s: float) -> None:
     with Collector() as collector, tracing(collector.url) as (tracer, errors):
         tracer.span(traced(tracer), "batch.read", start_s, AT_S)
         tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
@@ -94,13 +94,13 @@ def test_a_time_that_makes_no_sense_costs_no_other_span(start_s: float) -> None:
         assert errors == []
 
 
-def test_of_what_is_not_sampled_there_is_no_trace() -> None:
+def test_unsampled_batches_have_no_trace() -> None:
     with tracing(NOBODY, 0.01) as (tracer, _):
         sampled = [tracer.trace(JOB, address(number)) is not None for number in range(5_000)]
         assert sum(sampled) == pytest.approx(50, abs=30)
 
 
-def test_threads_do_not_mix_up_their_roots() -> None:
+def test_root_spans_of_threads_are_not_mixed_up() -> None:
     with Collector() as collector, tracing(collector.url) as (tracer, _):
 
         def send(first: int) -> None:
@@ -125,7 +125,7 @@ def test_threads_do_not_mix_up_their_roots() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_spans_that_are_sent_elsewhere_are_lost_and_that_is_logged(status: int) -> None:
+def test_spans_of_redirected_request_are_lost_and_logged(status: int) -> None:
     with Collector() as collector, tracing(collector.url) as (tracer, errors):
         collector.status = status
         tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
@@ -135,7 +135,7 @@ def test_spans_that_are_sent_elsewhere_are_lost_and_that_is_logged(status: int) 
         assert collector.requests == 1
 
 
-def test_a_collector_that_is_away_is_reported_once_and_again_when_it_is_back(
+def test_unavailable_collector_is_reported_once_and_again_on_recovery(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # collector   refuses ───────────────│ takes
@@ -148,20 +148,20 @@ def test_a_collector_that_is_away_is_reported_once_and_again_when_it_is_back(
         for number in range(2):
             before = collector.requests
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
-            until(lambda least=before: collector.requests > least, "it was sent")  # type: ignore[misc]
-        until(lambda: len(errors) == 1, "trouble is told")
+            until(lambda least=before: collector.requests > least, "the span was sent")  # type: ignore[misc]
+        until(lambda: len(errors) == 1, "the failure is reported")
         assert "Bad Request" in errors[0]
         assert collector.url in errors[0]
         collector.status = 200
         tracer.span(traced(tracer, 3), "batch.wait", AT_S, AT_S)
-        until(lambda: len(errors) == 2, "its end is told")
+        until(lambda: len(errors) == 2, "the recovery is reported")
         assert errors[1] == ""
         assert len(collector.spans) == 1
     said = [record for record in caplog.records if record.name.startswith("opentelemetry")]
     assert said == []
 
 
-def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
+def test_spans_above_the_queue_size_are_dropped_silently_without_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(otlp_traces, "QUEUE_SPANS", 64)
@@ -176,7 +176,7 @@ def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
     assert [record for record in caplog.records if "Queue" in record.getMessage()] == []
 
 
-def test_the_end_waits_for_no_collector_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_only_briefly_for_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.2)
     with Collector() as collector, tracing(collector.url) as (tracer, _):
         collector.answering.clear()

@@ -31,7 +31,7 @@ def groups() -> Iterator[TorchGroups]:
 
 
 @pytest.mark.parametrize(("rank", "named"), [(0, []), (1, ["near"])])
-def test_a_loopback_address_among_others_is_refused_in_words(
+def test_loopback_address_among_others_is_refused_with_advice(
     groups: TorchGroups, rank: int, named: list[str]
 ) -> None:
     with pytest.raises(GroupError) as caught:
@@ -45,7 +45,7 @@ def test_a_loopback_address_among_others_is_refused_in_words(
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", "here:4000", "127.0.0.1:here", "10.0.0.3:70000"]
 )
-def test_what_is_no_address_is_refused_in_words(groups: TorchGroups, address: str) -> None:
+def test_invalid_address_is_refused_with_its_member(groups: TorchGroups, address: str) -> None:
     members = [Peer("whole", groups.address), Peer("odd", address)]
 
     with pytest.raises(GroupError, match="no address for others is told by odd") as caught:
@@ -54,20 +54,20 @@ def test_what_is_no_address_is_refused_in_words(groups: TorchGroups, address: st
     assert caught.value.unreachable == {"odd"}
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_advertised_address_of_another_machine_is_refused() -> None:
     with pytest.raises(UserError, match=r"DOLL_ADVERTISE: 192.0.2.1 is no address of this machine"):
         TorchGroups("192.0.2.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_nccl_needs_one_in_words() -> None:
+def test_nccl_without_gpu_is_refused_with_advice() -> None:
     rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
 
     with pytest.raises(UserError, match=r"nccl adds up in .* take gloo, or run workers"):
         TorchGroups("127.0.0.1", rendezvous, "nccl")
 
 
-def test_whoever_is_closed_is_reached_no_more(groups: TorchGroups) -> None:
+def test_closed_member_is_unreachable(groups: TorchGroups) -> None:
     other = TorchGroups("127.0.0.1", MemoryBoards(MemoryRedis()).rendezvous("job"))
     members = [Peer("a", groups.address), Peer("b", other.address)]
     other.close()
@@ -90,7 +90,7 @@ class SlowToClose(GlooGroup):
         GlooGroup._close(group)  # noqa: SLF001 -- as its own
 
 
-def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> None:
+def test_leaving_a_group_does_not_wait_for_closing_connections() -> None:
     # Each group takes gloo 10 ms. Meanwhile a member must report that it left, and form the next
     # group.
     rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
@@ -124,13 +124,13 @@ def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> 
         ("redis://127.0.0.1", "localhost", "127.0.0.1"),
     ],
 )
-def test_others_reach_a_machine_where_it_reaches_redis_unless_set_otherwise(
+def test_advertised_address_defaults_to_the_one_that_reaches_redis(
     redis: str, advertise: str, found: str
 ) -> None:
     assert advertised(Settings(redis=redis, advertise=advertise)) == found
 
 
-def test_an_address_that_no_other_machine_reaches_is_refused(
+def test_advertised_loopback_address_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The machine's name resolves to loopback there, and Redis is elsewhere.
@@ -147,7 +147,7 @@ def test_an_address_that_no_other_machine_reaches_is_refused(
         advertised(Settings(redis="redis://192.0.2.1", advertise="localhost"))
 
 
-def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_advertised_name_raises_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror("Name or service not known")
 
@@ -159,7 +159,7 @@ def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("value", ["http://here", "name@host", "a b"])
-def test_an_advertised_address_is_a_host_alone(value: str) -> None:
+def test_advertised_address_rejects_ports_and_urls(value: str) -> None:
     with pytest.raises(ValueError, match="must be a host's name or address, without a port"):
         Settings(advertise=value)
 

@@ -95,7 +95,7 @@ def untouched() -> Iterator[World]:
     made.close()
 
 
-def test_these_are_all_routes(world: World) -> None:
+def test_app_has_exactly_the_listed_routes(world: World) -> None:
     assert len(world.app.routes) == len(ROUTERS) + 2
     assert [route for route in ROUTES if route.path in access.OPEN] == [
         ("GET", "/healthz"),
@@ -107,13 +107,13 @@ def test_these_are_all_routes(world: World) -> None:
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=" ".join)
-def test_a_route_is_closed_to_whoever_has_no_valid_key(untouched: World, route: Route) -> None:
+def test_route_without_a_valid_key_returns_401(untouched: World, route: Route) -> None:
     assert asked(untouched, route, None, "digits") == 401
     assert asked(untouched, route, "doll_0000", "digits") == 401
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=" ".join)
-def test_a_route_that_changes_something_is_for_operators(untouched: World, route: Route) -> None:
+def test_route_that_changes_state_requires_an_operator(untouched: World, route: Route) -> None:
     changes = route.method not in {"GET", "HEAD"} and route not in LOOKS
     status = asked(untouched, route, "viewer", "nobody")
     assert (status == 403) is changes
@@ -121,7 +121,7 @@ def test_a_route_that_changes_something_is_for_operators(untouched: World, route
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=" ".join)
-def test_a_route_answers_whoever_may_ask(world: World, route: Route) -> None:
+def test_route_answers_an_operator(world: World, route: Route) -> None:
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     # The events of an existing job never end.
@@ -131,14 +131,14 @@ def test_a_route_answers_whoever_may_ask(world: World, route: Route) -> None:
     assert status == expected or (expected == 200 and 200 <= status < 300)
 
 
-def test_a_browser_gives_the_key_as_a_password(world: World) -> None:
+def test_key_is_accepted_as_a_basic_password(world: World) -> None:
     for name in ("", "eve", "whoever"):
         sent = b64encode(f"{name}:{world.viewer}".encode()).decode()
         answer = world.ask("GET", "/v1/jobs", key=None, headers={"Authorization": f"Basic {sent}"})
         assert answer.status_code == 200
 
 
-def test_caller_without_a_key_learns_how_to_present_one(world: World) -> None:
+def test_response_without_key_explains_how_to_send_one(world: World) -> None:
     answer = world.ask("GET", "/v1/jobs", key=None)
     assert "Authorization: Bearer KEY" in problem(answer, 401)
     assert answer.headers["www-authenticate"] == 'Basic realm="doll", charset="UTF-8"'
@@ -159,12 +159,12 @@ def test_caller_without_a_key_learns_how_to_present_one(world: World) -> None:
         "Ä" * 2000,
     ],
 )
-def test_what_is_no_key_is_none(world: World, header: str) -> None:
+def test_malformed_authorization_header_returns_401(world: World, header: str) -> None:
     answer = world.ask("GET", "/v1/jobs", key=None, headers={"Authorization": header.encode()})
     assert problem(answer, 401)
 
 
-def test_a_key_that_was_revoked_opens_nothing_soon_after(world: World) -> None:
+def test_revoked_key_is_rejected_soon_after(world: World) -> None:
     assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     KeyStore(world.log).revoke("eve")
     while world.ask("GET", "/v1/jobs", key="viewer").status_code != 401:
@@ -172,7 +172,7 @@ def test_a_key_that_was_revoked_opens_nothing_soon_after(world: World) -> None:
     assert world.ask("GET", "/v1/jobs", key="operator").status_code == 200
 
 
-def test_a_key_is_in_no_log_and_in_no_answer(
+def test_key_appears_in_no_log_and_no_response(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -199,7 +199,7 @@ def test_a_key_is_in_no_log_and_in_no_answer(
         ("http://[", 403),
     ],
 )
-def test_changes_are_not_taken_from_pages_of_other_sites(
+def test_change_from_a_page_of_another_site_returns_403(
     world: World, origin: str, status: int
 ) -> None:
     answer = world.ask("DELETE", "/v1/jobs/digits", headers={"Origin": origin})
@@ -207,11 +207,11 @@ def test_changes_are_not_taken_from_pages_of_other_sites(
     assert world.ask("GET", "/v1/jobs", headers={"Origin": origin}).status_code == 200
 
 
-def test_a_program_sends_no_origin() -> None:
+def test_request_without_origin_is_not_from_another_site() -> None:
     assert not access.from_another_site("DELETE", Headers({"host": HOST}))
 
 
-def test_while_kafka_is_away_nobody_is_let_in_and_health_is_open(world: World) -> None:
+def test_request_before_keys_are_known_returns_503_and_health_is_open(world: World) -> None:
     assert world.app
     world.log.go_away()
     answer = world.ask("GET", "/v1/jobs", key="viewer")
@@ -223,7 +223,7 @@ def test_while_kafka_is_away_nobody_is_let_in_and_health_is_open(world: World) -
         pass
 
 
-def test_once_keys_are_known_they_count_while_kafka_is_away(world: World) -> None:
+def test_known_keys_remain_valid_while_kafka_is_unavailable(world: World) -> None:
     assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     world.log.go_away()
     assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.kafka.port import TransactionalLog
 
 
-def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_app_is_created_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DOLL_KAFKA", "DOLL_REDIS", "DOLL_BLOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOLL_KAFKA", "nobody.invalid:9092")
@@ -29,14 +29,14 @@ def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPat
     assert "/v1/jobs" in app.openapi()["paths"]
 
 
-def test_what_is_not_there_and_what_is_not_offered_are_problems(world: World) -> None:
+def test_unknown_path_or_method_returns_a_problem(world: World) -> None:
     assert problem(world.ask("GET", "/v2"), 404) == "there is nothing at /v2"
     answer = world.ask("PUT", "/v1/jobs")
     assert problem(answer, 405) == "PUT is not offered here"
     assert answer.headers["allow"]
 
 
-def test_a_fault_of_ours_is_logged_and_its_answer_says_nothing_of_it(
+def test_internal_error_is_logged_and_not_described_in_its_response(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -49,7 +49,7 @@ def test_a_fault_of_ours_is_logged_and_its_answer_says_nothing_of_it(
     assert "a secret" in caplog.text
 
 
-def test_a_server_that_refuses_is_reported_as_such(world: World) -> None:
+def test_error_of_an_external_server_returns_502(world: World) -> None:
     def refuse() -> None:
         raise OutsideError("Kafka does not know us")
 
@@ -57,12 +57,13 @@ def test_a_server_that_refuses_is_reported_as_such(world: World) -> None:
     assert problem(world.ask("GET", "/refuse"), 502) == "Kafka does not know us"
 
 
-def test_the_document_and_its_page_come_from_here_and_need_a_key(world: World) -> None:
+def test_openapi_and_docs_are_served_locally_and_need_a_key(world: World) -> None:
     document = world.get("/openapi.json")
     assert document["openapi"].startswith("3.1")
     page = world.ask("GET", "/docs", key="viewer")
     assert page.headers["content-type"].startswith("text/html")
-    assert "//" not in page.text.replace("</", "")  # no other host
+    # The page names no other host.
+    assert "//" not in page.text.replace("</", "")
     assets = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert len(assets) == 4
     for path in assets:
@@ -72,7 +73,7 @@ def test_the_document_and_its_page_come_from_here_and_need_a_key(world: World) -
         assert problem(world.ask("GET", path, key=None), 401)
 
 
-def test_following_begins_and_ends_with_the_process(world: World) -> None:
+def test_followers_start_and_end_with_the_app(world: World) -> None:
     async def live() -> None:
         async with world.app.router.lifespan_context(world.app):
             await world.service.stores.ready()
@@ -83,7 +84,7 @@ def test_following_begins_and_ends_with_the_process(world: World) -> None:
     assert problem(world.ask("DELETE", "/v1/jobs/digits"), 503)
 
 
-def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
+def test_failed_reader_thread_makes_the_process_unavailable() -> None:
     def broken() -> TransactionalLog:
         raise ZeroDivisionError
 
@@ -98,12 +99,12 @@ def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
         world.close()
 
 
-def test_nobody_is_sent_elsewhere_with_their_key(world: World) -> None:
+def test_path_with_trailing_slash_is_not_redirected(world: World) -> None:
     for path in ("/v1/jobs/", "/docs/", "/healthz/"):
         assert world.ask("GET", path).status_code == 404
 
 
-def test_the_event_loop_gives_signs_of_life_while_it_turns(
+def test_event_loop_updates_its_watchdog_while_it_runs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "BEAT_S", 0.0)
@@ -122,4 +123,5 @@ def test_the_event_loop_gives_signs_of_life_while_it_turns(
 
     assert world.runner.run(beats(3)) == ["the loop has made no progress for 60 s"] * 3
     clock.advance(STILL_S)
-    assert world.service.watchdog.complaint()  # it has ended
+    # The app has ended.
+    assert world.service.watchdog.complaint()

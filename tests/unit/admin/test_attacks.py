@@ -57,7 +57,7 @@ def _nothing_changes(world: World) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_header_that_a_proxy_would_set_opens_nothing(world: World, name: str) -> None:
+def test_forged_proxy_header_grants_no_access(world: World, name: str) -> None:
     forged = {name: FORGED[name]}
     assert problem(world.ask("GET", "/v1/jobs", key=None, headers=forged), 401)
     answer = world.ask("DELETE", "/v1/jobs/digits", key="viewer", headers=forged)
@@ -65,7 +65,9 @@ def test_a_header_that_a_proxy_would_set_opens_nothing(world: World, name: str) 
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_nor_does_it_make_another_sites_page_one_of_ours(world: World, name: str) -> None:
+def test_forged_proxy_header_does_not_make_a_page_of_another_site_trusted(
+    world: World, name: str
+) -> None:
     for origin in (EVIL, "null"):
         headers = {"Origin": origin, name: FORGED[name]}
         answer = world.ask("DELETE", "/v1/jobs/digits", headers=headers)
@@ -75,7 +77,7 @@ def test_nor_does_it_make_another_sites_page_one_of_ours(world: World, name: str
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
 )
-def test_what_a_form_of_another_site_can_send_is_no_change(world: World, kind: str) -> None:
+def test_form_from_another_site_changes_nothing(world: World, kind: str) -> None:
     body = json.dumps({"wanted": "stopped"}).encode()
     for origin, status in ((EVIL, 403), (f"http://{HOST}", 422)):
         headers = {"Origin": origin, "Content-Type": kind}
@@ -83,13 +85,13 @@ def test_what_a_form_of_another_site_can_send_is_no_change(world: World, kind: s
         assert problem(answer, status)
 
 
-def test_a_method_is_what_it_is_whatever_a_header_says(world: World) -> None:
+def test_method_override_header_is_ignored(world: World) -> None:
     headers = {"X-HTTP-Method-Override": "DELETE", "X-Method-Override": "DELETE"}
     answer = world.ask("GET", "/v1/jobs/digits?_method=DELETE", key="viewer", headers=headers)
     assert answer.status_code == 200
 
 
-def test_answers_are_for_no_page_of_another_site(world: World) -> None:
+def test_response_has_no_cors_headers(world: World) -> None:
     headers = {"Origin": EVIL, "Access-Control-Request-Method": "DELETE"}
     for method, key in (("OPTIONS", None), ("OPTIONS", "operator"), ("GET", "operator")):
         answer = world.ask(method, "/v1/jobs/digits", key=key, headers=headers)
@@ -97,7 +99,7 @@ def test_answers_are_for_no_page_of_another_site(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_name_of_a_job_is_that_of_none(world: World, name: str) -> None:
+def test_path_with_an_invalid_job_name_returns_404(world: World, name: str) -> None:
     for method, path, body in (
         ("GET", f"/v1/jobs/{name}", None),
         ("GET", f"/v1/jobs/{name}/model", None),
@@ -112,7 +114,7 @@ def test_what_is_no_name_of_a_job_is_that_of_none(world: World, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "A", "", "-a", "a" * 101, "a\n", "ä", "a b"])
-def test_no_job_gets_a_name_that_is_none(world: World, name: str) -> None:
+def test_create_job_with_an_invalid_name_returns_422(world: World, name: str) -> None:
     assert "name" in problem(world.ask("POST", "/v1/jobs", json={**JOB, "name": name}), 422)
 
 
@@ -126,7 +128,7 @@ def test_no_job_gets_a_name_that_is_none(world: World, name: str) -> None:
         ("POST", "/v1/provisioning/plan"),
     ],
 )
-def test_a_body_that_makes_no_sense_is_refused(
+def test_invalid_body_returns_a_client_error(
     world: World, method: str, path: str, body: bytes
 ) -> None:
     headers = {"Content-Type": "application/json"}
@@ -147,7 +149,7 @@ JSON_VALUES = st.recursive(
 
 @given(JSON_VALUES, st.sampled_from(["", *JOB]), st.sampled_from(["json", "yaml"]))
 @settings(max_examples=200, deadline=None)
-def test_any_json_in_place_of_a_job_or_a_field_is_a_job_or_refused_in_words(
+def test_any_json_as_a_job_or_field_is_accepted_or_rejected_with_detail(
     value: object, field: str, kind: str
 ) -> None:
     body = {**JOB, field: value} if field else value
@@ -181,7 +183,7 @@ def test_any_json_in_place_of_a_job_or_a_field_is_a_job_or_refused_in_words(
     ),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_json_in_place_of_a_body_is_no_fault_of_the_service(
+def test_any_json_as_a_body_causes_no_server_error(
     value: object, route: tuple[str, str, str]
 ) -> None:
     method, path, field = route
@@ -200,16 +202,14 @@ def fuzzed() -> World:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/yaml"])
-def test_body_of_many_mistakes_names_the_first_and_counts_the_others(
-    world: World, kind: str
-) -> None:
+def test_body_with_many_errors_lists_the_first_and_counts_the_rest(world: World, kind: str) -> None:
     body = json.dumps(JOB | {f"field {n}": 1 for n in range(3000)}).encode()
     answer = world.ask("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
     assert "(and 2997 more)" in problem(answer, 422)
     assert len(answer.json()["errors"]) == 100
 
 
-def test_body_of_many_values_is_refused_before_they_are_read(world: World) -> None:
+def test_body_with_too_many_values_is_rejected_before_parsing(world: World) -> None:
     for values in (",", "[", "{"):
         body = b'{"name": "' + values.encode() * 20_000 + b'"}'
         headers = {"Content-Type": "application/json"}
@@ -217,7 +217,7 @@ def test_body_of_many_values_is_refused_before_they_are_read(world: World) -> No
         assert problem(answer, 422) == "body: must have at most 12,000 values"
 
 
-def test_keys_are_compared_by_their_hashes_so_that_time_reveals_nothing_of_them(
+def test_keys_are_compared_by_hash_so_that_timing_reveals_nothing(
     world: World,
 ) -> None:
     class Watched(str):

@@ -25,7 +25,7 @@ def digits(world: World) -> World:
     return world
 
 
-def test_each_change_of_two_keys_leaves_the_name_of_its_key(digits: World) -> None:
+def test_each_change_records_the_name_of_its_key(digits: World) -> None:
     ci, _ = KeyStore(digits.log).create("ci", "operator")
     while digits.ask("GET", "/v1/me", key=ci).status_code != 200:
         pass  # pytest's timeout is the limit
@@ -73,7 +73,7 @@ def test_name_never_comes_from_a_body_or_a_header(
     assert {(each.by, each.role) for each in changes} == {("olga", "operator")}
 
 
-def test_deleted_name_keeps_who_deleted_its_job(digits: World) -> None:
+def test_name_of_a_deleted_job_keeps_its_history(digits: World) -> None:
     digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"})
     assert digits.ask("DELETE", "/v1/jobs/digits").status_code == 204
     kept = JobStore(digits.log).table.read()["digits"]
@@ -84,7 +84,7 @@ def test_deleted_name_keeps_who_deleted_its_job(digits: World) -> None:
     ]
 
 
-def test_change_is_one_line_of_the_log_with_its_name(
+def test_change_writes_one_log_line_with_its_caller(
     digits: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -101,7 +101,7 @@ def test_change_is_one_line_of_the_log_with_its_name(
     ]
 
 
-def test_refusal_by_role_is_logged_with_the_name_and_the_job(
+def test_refusal_by_role_is_logged_with_caller_and_job(
     digits: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     for method in ("PATCH", "DELETE"):
@@ -118,7 +118,7 @@ def test_refusal_by_role_is_logged_with_the_name_and_the_job(
     assert "role" in lines[0]["reason"]
 
 
-def test_flood_without_a_key_is_one_line_and_later_a_count(
+def test_flood_without_keys_is_logged_once_and_then_counted(
     digits: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(50):
@@ -128,7 +128,7 @@ def test_flood_without_a_key_is_one_line_and_later_a_count(
     assert "doll_" not in caplog.text
 
 
-def test_request_of_another_site_is_logged_as_that(
+def test_request_from_another_site_is_logged_with_the_reason(
     digits: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = {"Origin": "http://evil.example"}

@@ -56,7 +56,7 @@ def cut(opened: list[Connection]) -> list[bool]:
     return [each.was_cut for each in opened]
 
 
-def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> None:
+def test_new_connection_closes_the_longest_idle_one_of_its_address() -> None:
     connections = Connections(10, 2)
     opened = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
     # Its request has been answered by now.
@@ -68,13 +68,13 @@ def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> Non
     assert len(connections) == 3
 
 
-def test_of_all_addresses_together_there_is_a_limit_too() -> None:
+def test_connections_of_all_addresses_are_limited() -> None:
     connections = Connections(3, 2)
     opened = begun(connections, "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.4")
     assert cut(opened) == [True, True, False, False, False]
 
 
-def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> None:
+def test_connection_with_an_authorized_request_is_kept_over_a_new_one() -> None:
     connections = Connections(3, 2)
     begun(connections, "192.0.2.1", "192.0.2.1", needed=True)
     other = begun(connections, "192.0.2.2")
@@ -85,7 +85,7 @@ def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> No
     assert len(connections) == 3
 
 
-def test_what_has_ended_counts_no_more() -> None:
+def test_ended_connection_no_longer_counts() -> None:
     connections = Connections(3, 1)
     (opened,) = begun(connections, "192.0.2.1", needed=True)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_addresses_of_one_client_count_together(
     st.integers(1, 6),
     st.integers(1, 4),
 )
-def test_there_are_never_more_than_may_be_and_none_that_is_needed_goes(
+def test_connections_stay_within_limits_and_needed_ones_are_kept(
     happening: list[tuple[str, bool, str]], most: int, per_address: int
 ) -> None:
     connections, there = Connections(most, per_address), list[Connection]()
@@ -238,7 +238,7 @@ NO_KEY = b"POST /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nContent-Type: applicatio
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET", b"HTTP/1.1 200 ", 2),
     ],
 )
-def test_a_request_that_is_not_whole_in_time_is_cut_off(
+def test_incomplete_request_is_closed_after_a_timeout(
     port: int, said: bytes, first: bytes, times: int
 ) -> None:
     answer = Client(port, said).last_words()
@@ -246,14 +246,15 @@ def test_a_request_that_is_not_whole_in_time_is_cut_off(
     assert answer.count(b"HTTP/1.1 ") == times
 
 
-def test_who_goes_on_after_an_answer_must_come_to_an_end_too(port: int) -> None:
+def test_incomplete_second_request_is_closed_after_a_timeout(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     client.read_until(b'{"ok":true}')
-    client.say(b"\r\n")  # no request begins with this
+    # No request starts with these bytes.
+    client.say(b"\r\n")
     assert client.last_words().startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> None:
+def test_body_sent_byte_by_byte_is_closed_after_a_timeout(world: World, port: int) -> None:
     chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
     client = Client(port, head(world, "POST /v1/jobs", *chunked))
     try:
@@ -264,7 +265,7 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> N
         pass
 
 
-def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> None:
+def test_incomplete_body_with_a_key_returns_408(world: World, port: int) -> None:
     length = "Content-Type: application/json", "Content-Length: 9"
     answer = Client(port, head(world, "POST /v1/jobs", *length) + b"{").last_words()
     status, _, body = answer.partition(b"\r\n\r\n")
@@ -274,20 +275,19 @@ def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> N
     assert b"the request took longer than 1 s to arrive" in body
 
 
-def test_a_head_without_end_is_refused(port: int) -> None:
+def test_endless_header_returns_431(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\n")
     line = b"X-More: %b\r\n" % (b"x" * 1000)
     try:
         for _ in range(2 * HEAD_BYTES // len(line)):
             client.say(line)
     except ConnectionError:
-        return  # it is gone already
+        # The connection is closed already.
+        return
     assert client.last_words().startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_head_without_end_is_not_refused_in_the_middle_of_another_answer(
-    world: World, port: int
-) -> None:
+def test_endless_header_does_not_interrupt_another_response(world: World, port: int) -> None:
     client = Client(port, head(world, "GET /v1/jobs/digits/events"))
     client.read_until(b"event: job")
     with suppress(ConnectionError):
@@ -295,7 +295,7 @@ def test_a_head_without_end_is_not_refused_in_the_middle_of_another_answer(
     assert b"431" not in client.last_words()
 
 
-def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, port: int) -> None:
+def test_event_stream_slow_reader_and_idle_client_are_not_closed(world: World, port: int) -> None:
     events = Client(port, head(world, "GET /v1/jobs/digits/events"))
     assert b"event: job" in events.read_until(b"\n\n")
     slow = Client(port, head(world, "GET /large"))
@@ -312,7 +312,7 @@ def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, por
     assert b"paused" in events.read_until(b"paused")
 
 
-def test_requests_that_come_before_the_last_answer_are_answered() -> None:
+def test_pipelined_requests_are_answered() -> None:
     world = World()
     with served(world, LONG_S) as port:
         two = head(world, "GET /v1/jobs") + head(world, "GET /healthz")
@@ -323,18 +323,19 @@ def test_requests_that_come_before_the_last_answer_are_answered() -> None:
     world.close()
 
 
-def test_a_flood_of_half_open_requests_shuts_out_nobody() -> None:
+def test_flood_of_half_open_requests_does_not_block_other_clients() -> None:
     world = World(limits=Limits(connections=20))
     with served(world, LONG_S) as port, ExitStack() as stack:
         flood = [stack.enter_context(Client(port, NO_KEY).socket) for _ in range(100)]
         assert asked(port, "/healthz", "") == 200
         assert asked(port, "/v1/jobs", world.operator) == 200
         flood[0].settimeout(LONG_S)
-        assert not _rest(flood[0])  # it made place
+        # The service closed it for another connection.
+        assert not _rest(flood[0])
     world.close()
 
 
-def test_where_all_of_an_address_are_needed_a_new_connection_gets_an_error() -> None:
+def test_new_connection_returns_503_if_all_others_are_needed() -> None:
     world = World(limits=Limits(connections=2))
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
@@ -352,7 +353,7 @@ def test_where_all_of_an_address_are_needed_a_new_connection_gets_an_error() -> 
 
 
 @pytest.mark.parametrize(("proxies", "status"), [((), 429), (("127.0.0.0/8",), 401)])
-def test_whom_a_request_is_forwarded_for_is_believed_of_proxies_alone(
+def test_forwarded_address_is_trusted_only_from_proxies(
     proxies: tuple[str, ...], status: int
 ) -> None:
     world = World(
@@ -367,7 +368,7 @@ def test_whom_a_request_is_forwarded_for_is_believed_of_proxies_alone(
     world.close()
 
 
-def test_half_open_requests_are_gone_within_ten_seconds() -> None:
+def test_half_open_requests_are_closed_within_ten_seconds() -> None:
     assert REQUEST_S < 10
 
 

@@ -28,7 +28,7 @@ def write(world: World, *dead_letters: EncodedDeadLetter | NewRecord) -> None:
     assert writer.flush(1.0)
 
 
-def test_they_are_counted_by_reason_with_the_newest_addresses(world: World) -> None:
+def test_dead_letters_are_counted_by_reason_with_the_newest_addresses(world: World) -> None:
     world.streams("clinic-a", "clinic-b", "clinic-a.dlq")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     assert world.get(PATH) == {"reasons": [], "others": 0}
@@ -55,10 +55,10 @@ def test_they_are_counted_by_reason_with_the_newest_addresses(world: World) -> N
     ]
 
 
-def test_a_job_that_is_not_there_has_none(world: World) -> None:
+def test_dead_letters_of_an_unknown_job_return_404(world: World) -> None:
     assert "no job" in problem(world.ask("GET", PATH, key="viewer"), 404)
 
 
-def test_every_caller_learns_its_own_name(world: World) -> None:
+def test_me_returns_the_name_and_role_of_the_caller(world: World) -> None:
     assert world.get("/v1/me") == {"name": "eve", "role": "viewer"}
     assert world.ask("GET", "/v1/me").json() == {"name": "olga", "role": "operator"}

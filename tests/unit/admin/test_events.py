@@ -129,7 +129,7 @@ def served(world: World) -> Iterator[Served]:
     eventually(lambda: not left())
 
 
-def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:
+def test_event_stream_starts_with_the_job_and_continues_with_changes(served: Served) -> None:
     served.topics.audit(lead(), update(0, 1))
     with served.stream() as stream:
         name, data = stream.next()
@@ -142,7 +142,7 @@ def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Serv
         assert (name, data["wanted"], data["reason"]) == ("job", "paused", "prices are high")
 
 
-def test_several_streams_get_the_same(served: Served) -> None:
+def test_concurrent_event_streams_get_the_same_events(served: Served) -> None:
     served.topics.audit(lead())
     with served.stream() as one, served.stream() as other:
         assert one.next()[0] == other.next()[0] == "job"
@@ -159,7 +159,7 @@ def test_several_streams_get_the_same(served: Served) -> None:
     eventually(lambda: served.listeners == 0)
 
 
-def test_who_comes_back_goes_on_where_it_was(served: Served) -> None:
+def test_reconnected_event_stream_continues_after_the_last_id(served: Served) -> None:
     served.topics.audit(lead())
     with served.stream() as stream:
         stream.next()
@@ -172,12 +172,14 @@ def test_who_comes_back_goes_on_where_it_was(served: Served) -> None:
 
 
 @pytest.mark.parametrize("last_id", ["0123456789abcdef-7", "nonsense"])
-def test_who_had_what_nobody_knows_begins_anew(served: Served, last_id: str) -> None:
+def test_event_stream_with_unknown_last_id_starts_again(served: Served, last_id: str) -> None:
     with served.stream(last_id) as stream:
         assert stream.next()[0] == "job"
 
 
-def test_a_quiet_stream_is_kept_open(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_event_stream_is_kept_open_by_comments(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PING_S", 0.02)
     with served.stream() as stream:
         assert stream.next()[0] == "job"
@@ -188,7 +190,7 @@ def test_a_quiet_stream_is_kept_open(served: Served, monkeypatch: pytest.MonkeyP
         timer.join()
 
 
-def test_all_streams_end_when_the_service_does(served: Served) -> None:
+def test_shutdown_ends_all_event_streams(served: Served) -> None:
     with served.stream() as one, served.stream() as other:
         assert one.next()[0] == other.next()[0] == "job"
         served.ask_to_end()
@@ -197,7 +199,7 @@ def test_all_streams_end_when_the_service_does(served: Served) -> None:
                 stream.next()
 
 
-def test_a_deleted_job_ends_its_streams(served: Served) -> None:
+def test_deleting_a_job_ends_its_event_streams(served: Served) -> None:
     with served.stream() as stream:
         stream.next()
         job_store = JobOperations(served.world.log)
@@ -209,7 +211,7 @@ def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     assert served.client.get(PATH).status_code == 404
 
 
-def test_a_key_that_is_revoked_ends_its_streams_and_no_others(served: Served) -> None:
+def test_revoking_a_key_ends_only_its_event_streams(served: Served) -> None:
     headers = {"Authorization": f"Bearer {served.world.operator}"}
     with (
         served.stream() as stream,
@@ -225,7 +227,7 @@ def test_a_key_that_is_revoked_ends_its_streams_and_no_others(served: Served) ->
             stream.next()
 
 
-def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
+def test_event_streams_beyond_the_limit_return_429(served: Served) -> None:
     service = served.world.service
     with served.stream() as stream:
         stream.next()
@@ -238,7 +240,7 @@ def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
     service.streams = 0
 
 
-def test_an_unknown_job_and_a_stranger_are_refused(served: Served) -> None:
+def test_event_stream_of_unknown_job_or_caller_is_rejected(served: Served) -> None:
     problem(served.client.get("/v1/jobs/nobody/events"), 404)
     problem(served.client.get(PATH, headers={"Authorization": "Bearer nonsense"}), 401)
 
@@ -271,9 +273,7 @@ class Reader:
         return {"type": "http.disconnect"}
 
 
-def test_a_reader_that_takes_nothing_is_sent_away(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_reader_is_disconnected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
     topics = Topics(world.log)
     JobOperations(world.log).submit(job().spec)
@@ -293,7 +293,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(
     world.runner.run(read())
 
 
-def test_a_reader_that_takes_not_even_the_end_is_sent_away(
+def test_reader_stuck_at_the_end_is_disconnected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
@@ -314,7 +314,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
     world.runner.run(read())
 
 
-def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
+def test_overtaken_reader_is_disconnected(world: World) -> None:
     Topics(world.log)
     JobOperations(world.log).submit(job().spec)
 
@@ -325,7 +325,8 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
         stream = module.EventStream(follower)
         task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
         await happens(lambda: bool(reader.parts))
-        for _ in range(EVENTS + 1):  # no chance to read in between
+        # The reader cannot read in between.
+        for _ in range(EVENTS + 1):
             follower.feed.publish("update", b"{}")
         await asyncio.wait_for(task, PATIENCE_S)
         assert reader.ended
@@ -334,7 +335,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
     world.runner.run(read())
 
 
-def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
+def test_closed_reader_is_noticed_at_once(world: World) -> None:
     Topics(world.log)
     JobOperations(world.log).submit(job().spec)
 

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_process_answers_whoever_asks(world: World) -> None:
+def test_healthz_answers_without_a_key(world: World) -> None:
     assert world.ask("GET", "/healthz", key=None).json() == {"ok": True}
 
 
-def test_it_is_ready_while_all_servers_are_well(world: World) -> None:
-    assert world.get("/v1/jobs")  # keys and jobs have been read
+def test_readyz_is_ok_while_all_servers_are_ok(world: World) -> None:
+    # This waits until keys and jobs have been read.
+    assert world.get("/v1/jobs")
     well = {"ok": True, "reason": "", "since_s": None}
     answer = world.ask("GET", "/readyz", key=None)
     servers = ("kafka", "redis", "storage", "schema_registry")
     assert answer.json() == dict.fromkeys(servers, well)
 
 
-def test_whoever_is_not_ready_says_which_server_is_away_and_why(world: World) -> None:
+def test_readyz_names_the_unavailable_server_and_the_reason(world: World) -> None:
     assert world.get("/v1/jobs")
     world.redis.kill()
     answer = world.ask("GET", "/readyz", key=None)
@@ -41,7 +42,7 @@ def test_whoever_is_not_ready_says_which_server_is_away_and_why(world: World) ->
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_it_is_not_ready_before_jobs_and_keys_are_known(world: World) -> None:
+def test_readyz_returns_503_before_jobs_and_keys_are_known(world: World) -> None:
     assert world.app
     world.log.go_away()
     answer = world.ask("GET", "/readyz", key=None)
@@ -49,7 +50,7 @@ def test_it_is_not_ready_before_jobs_and_keys_are_known(world: World) -> None:
     assert answer.json()["storage"]["ok"]
 
 
-def test_it_is_ready_without_object_storage_and_says_so() -> None:
+def test_readyz_is_ok_without_object_storage_and_says_so() -> None:
     world = World(Settings())
     try:
         assert world.get("/v1/jobs")
@@ -58,7 +59,7 @@ def test_it_is_ready_without_object_storage_and_says_so() -> None:
         world.close()
 
 
-def test_however_often_probes_come_servers_are_asked_once_in_a_while() -> None:
+def test_frequent_probes_check_servers_only_once_per_interval() -> None:
     asked, clock = list[float](), ManualClock()
 
     def ask() -> str:
@@ -78,7 +79,7 @@ def test_however_often_probes_come_servers_are_asked_once_in_a_while() -> None:
     assert len(asked) == 3
 
 
-def test_a_server_that_hangs_is_not_well_and_not_asked_again_meanwhile() -> None:
+def test_hanging_server_is_unhealthy_and_not_checked_again_meanwhile() -> None:
     hung, asked, clock = Event(), list[str](), ManualClock()
 
     def hang() -> str:
@@ -108,7 +109,7 @@ def test_a_server_that_hangs_is_not_well_and_not_asked_again_meanwhile() -> None
     assert asked[:2] in (["redis"], ["redis", "redis"])
 
 
-def test_kafka_that_hangs_is_an_outage_and_jobs_that_are_not_read_yet_are_none() -> None:
+def test_hanging_kafka_is_an_outage_and_jobs_still_being_read_are_not() -> None:
     hung = Event()
 
     def hang() -> str:

@@ -37,7 +37,7 @@ def post(world: World, text: str | bytes, key: str = "operator", **headers: str)
     return world.ask("POST", "/v1/jobs", key=key, content=text, headers=sent)
 
 
-def test_it_is_a_job_like_any_other(world: World) -> None:
+def test_job_file_in_yaml_creates_a_job(world: World) -> None:
     answer = post(world, FILE, **{"Content-Type": "application/yaml; charset=utf-8"})
 
     assert answer.status_code == 201, answer.text
@@ -56,7 +56,7 @@ def test_it_is_a_job_like_any_other(world: World) -> None:
         ("batch_size: 64", "batch_size: 64\nname: two", "body", 11),
     ],
 )
-def test_a_mistake_is_reported_by_its_line(
+def test_error_in_a_job_file_names_its_line(
     world: World, old: str, new: str, field: str, line: int
 ) -> None:
     answer = post(world, FILE.replace(old, new))
@@ -66,7 +66,7 @@ def test_a_mistake_is_reported_by_its_line(
     assert [each["line"] for each in errors if each["field"].startswith(field)] == [line], errors
 
 
-def test_what_is_neither_yaml_nor_json_is_refused(world: World) -> None:
+def test_body_that_is_neither_yaml_nor_json_is_rejected(world: World) -> None:
     assert "application/yaml" in problem(post(world, FILE, **{"Content-Type": "text/plain"}), 422)
     assert "UTF-8" in problem(post(world, b"name: \xff"), 422)
     assert "must be a mapping" in problem(post(world, "- digits"), 422)

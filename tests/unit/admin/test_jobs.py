@@ -53,7 +53,7 @@ def post(world: World, key: str | None = None, **changed: object) -> httpx2.Resp
     return world.ask("POST", "/v1/jobs", json=SPEC | changed, headers=headers)
 
 
-def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) -> None:
+def test_created_job_contains_all_defaults_and_start_offsets(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     answer = post(world)
     assert answer.status_code == 201
@@ -75,7 +75,7 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert JobOperations(world.log).get("digits").spec.task.name == "image-classifier"
 
 
-def test_a_job_that_was_made_elsewhere_is_seen(world: World) -> None:
+def test_job_created_by_another_program_is_visible(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert problem(world.ask("GET", "/v1/jobs/digits"), 404) == 'there is no job "digits"'
     JobOperations(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
@@ -83,7 +83,7 @@ def test_a_job_that_was_made_elsewhere_is_seen(world: World) -> None:
         pass  # pytest's timeout is the limit
 
 
-def test_a_name_is_taken_once_and_for_all(digits: World) -> None:
+def test_create_job_with_a_used_name_is_rejected_and_delete_removes_the_job(digits: World) -> None:
     assert "choose another name" in problem(post(digits), 409)
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
     answer = digits.ask("DELETE", "/v1/jobs/digits")
@@ -92,7 +92,7 @@ def test_a_name_is_taken_once_and_for_all(digits: World) -> None:
     assert problem(digits.ask("DELETE", "/v1/jobs/digits"), 404)
 
 
-def test_a_stream_that_is_not_there_is_named(world: World) -> None:
+def test_missing_stream_is_named(world: World) -> None:
     world.streams("clinic-a")
     assert 'there is no topic "clinic-b"' in problem(post(world), 422)
 
@@ -100,7 +100,7 @@ def test_a_stream_that_is_not_there_is_named(world: World) -> None:
 # --- repeated requests ---------------------------------------------------------------------------
 
 
-def test_a_request_that_comes_twice_makes_one_job(world: World) -> None:
+def test_repeated_request_with_the_same_key_creates_one_job(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     first, second = post(world, "k1"), post(world, "k1")
     assert (first.status_code, second.status_code) == (201, 201)
@@ -109,7 +109,7 @@ def test_a_request_that_comes_twice_makes_one_job(world: World) -> None:
     assert written(world) == 1
 
 
-def test_its_spelling_does_not_matter_what_it_says_does(world: World) -> None:
+def test_idempotency_key_compares_the_meaning_of_the_body(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, "k1").status_code == 201
     assert post(world, "k1", batch_size=64, seed=0).status_code == 201
@@ -118,7 +118,7 @@ def test_its_spelling_does_not_matter_what_it_says_does(world: World) -> None:
     assert post(world, "k2", name="letters").status_code == 201
 
 
-def test_it_is_recognised_by_another_replica_and_after_a_restart(world: World) -> None:
+def test_idempotency_key_is_recognized_by_other_replicas(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, "k1").status_code == 201
     other = world.replica()
@@ -130,7 +130,7 @@ def test_it_is_recognised_by_another_replica_and_after_a_restart(world: World) -
     assert written(world) == 1
 
 
-def test_two_replicas_that_are_asked_at_once_make_one_job(world: World) -> None:
+def test_concurrent_requests_to_several_replicas_create_one_job(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     others = [world.replica() for _ in range(3)]
     try:
@@ -143,7 +143,7 @@ def test_two_replicas_that_are_asked_at_once_make_one_job(world: World) -> None:
     assert len({answer.json()["submitted_s"] for answer in answers}) == 1
 
 
-def test_a_key_stands_for_one_caller(world: World) -> None:
+def test_idempotency_key_belongs_to_one_caller(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, "k1").status_code == 201
     key, _ = KeyStore(world.log).create("otto", "operator")
@@ -163,7 +163,7 @@ def written(world: World) -> int:
 # --- invalid requests ----------------------------------------------------------------------------
 
 
-def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
+def test_create_job_with_invalid_fields_names_each_of_them(world: World) -> None:
     answer = post(world, group_size=-3, batch_size=True, streams=["a", "a"], colour="red")
     assert "body.group_size: must be at least 1, got -3" in problem(answer, 422)
     body = {each["field"]: each["detail"] for each in answer.json()["errors"]}
@@ -175,7 +175,7 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
     }
 
 
-def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
+def test_job_with_a_task_missing_here_is_accepted_unchecked(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     # The second answer returns the existing job.
     for _ in range(2):
@@ -197,7 +197,7 @@ def checking(world: World) -> World:
     return world
 
 
-def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwise(
+def test_timed_out_check_rejects_the_job_unless_the_request_skips_it(
     checking: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = CheckReport(unended="the check of the task did not end within 60 s")
@@ -214,7 +214,9 @@ def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwi
     assert answer.status_code == 200
 
 
-def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_two_requests_run_concurrently(
+    checking: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both = Barrier(2)
 
     def build(_spec: JobSpec, _allowed: Collection[str]) -> CheckReport:
@@ -232,7 +234,7 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
     assert checking.runner.run(ask()) == [None, None]
 
 
-def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
+def test_too_large_model_is_rejected_at_its_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
     assert "more than 16,384: make it smaller" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
@@ -248,7 +250,7 @@ def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
         ({"classes": 10, "height": 16}, "the records have 8, got 16"),
     ],
 )
-def test_options_of_a_task_that_make_no_sense_are_refused_at_the_door(
+def test_invalid_task_options_are_rejected_at_submission(
     world: World, options: dict[str, object], said: str
 ) -> None:
     world.streams("clinic-a", "clinic-b")
@@ -268,12 +270,12 @@ def test_options_of_a_task_that_make_no_sense_are_refused_at_the_door(
         (b'{"name": "\\ud800"}', 400),
     ],
 )
-def test_a_body_that_is_no_job_is_the_senders_fault(world: World, body: bytes, status: int) -> None:
+def test_malformed_body_is_rejected(world: World, body: bytes, status: int) -> None:
     headers = {"Content-Type": "application/json"}
     assert problem(world.ask("POST", "/v1/jobs", content=body, headers=headers), status)
 
 
-def test_a_body_that_does_not_say_that_it_is_json_is_not_taken(world: World) -> None:
+def test_body_without_json_content_type_is_rejected(world: World) -> None:
     headers = {"Content-Type": "text/plain"}
     answer = world.ask("POST", "/v1/jobs", content=json.dumps(SPEC), headers=headers)
     assert "Content-Type: application/json" in problem(answer, 422)
@@ -282,7 +284,7 @@ def test_a_body_that_does_not_say_that_it_is_json_is_not_taken(world: World) -> 
 # --- lists ---------------------------------------------------------------------------------------
 
 
-def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
+def test_jobs_are_listed_by_name_in_pages(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     names = ["a", "b", "c", "d", "e"]
     for name in reversed(names):
@@ -299,7 +301,7 @@ def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
     assert world.get("/v1/jobs?after=e")["jobs"] == []
 
 
-def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
+def test_jobs_can_be_sorted_filtered_counted_and_paged(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     names = ["a", "b", "c", "d", "e"]
     for name in names:
@@ -330,7 +332,7 @@ def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
     assert "begin with the first page" in problem(gone, 422)
 
 
-def test_list_is_sent_as_its_model_writes_it(world: World) -> None:
+def test_job_list_is_sent_as_its_model_serializes_it(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert world.ask("GET", "/v1/jobs").content == JobList(jobs=()).model_dump_json().encode()
     for name in ("a", "b"):
@@ -341,7 +343,7 @@ def test_list_is_sent_as_its_model_writes_it(world: World) -> None:
         assert body == JobList.model_validate_json(body).model_dump_json().encode()
 
 
-def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
+def test_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, name="digits").status_code == 201
     spans = (Span("clinic-a", 0, 0, 64),)
@@ -359,7 +361,7 @@ def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     assert (job["state"], job["version"], job["loss"]) == ("paused", 1, 0.25)
 
 
-def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
+def test_idempotency_key_finds_a_change_of_unknown_outcome(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.streams("clinic-a", "clinic-b")
@@ -387,7 +389,7 @@ def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
-def test_a_list_is_asked_for_within_bounds(world: World, query: str) -> None:
+def test_list_query_out_of_bounds_is_rejected(world: World, query: str) -> None:
     answer = world.ask("GET", f"/v1/jobs?{query}")
     problem(answer, 422)
     assert answer.json()["errors"][0]["field"] == f"query.{query.partition('=')[0]}"
@@ -396,7 +398,7 @@ def test_a_list_is_asked_for_within_bounds(world: World, query: str) -> None:
 # --- changes -------------------------------------------------------------------------------------
 
 
-def test_what_is_changed_is_reported_and_the_rest_stays(digits: World) -> None:
+def test_patch_reports_changed_fields_and_keeps_the_rest(digits: World) -> None:
     change = {"group_size": 8, "deadline_s": None, "learning_rate": 1, "wanted": "paused"}
     body = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
     assert (body["wanted"], body["revision"], body["deadline_s"]) == ("paused", 1, None)
@@ -410,7 +412,7 @@ def test_what_is_changed_is_reported_and_the_rest_stays(digits: World) -> None:
     assert digits.get("/v1/jobs/digits")["changes"] == body["changes"]
 
 
-def test_a_block_is_changed_whole(digits: World) -> None:
+def test_patch_replaces_a_whole_block(digits: World) -> None:
     block = {"mode": "stale", "staleness": 2}
     patch = {
         "synchronisation": block,
@@ -438,7 +440,7 @@ def test_a_block_is_changed_whole(digits: World) -> None:
         ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "cost alone is least with one"),
     ],
 )
-def test_a_block_that_makes_no_sense_is_refused_by_its_field(
+def test_patch_with_an_invalid_block_is_rejected_at_its_field(
     digits: World, patch: dict[str, object], field: str, problem: str
 ) -> None:
     answer = digits.ask("PATCH", "/v1/jobs/digits", json=patch)
@@ -449,14 +451,14 @@ def test_a_block_that_makes_no_sense_is_refused_by_its_field(
     assert digits.get("/v1/jobs/digits")["revision"] == 0
 
 
-def test_a_job_is_stopped_and_goes_on(digits: World) -> None:
+def test_stopped_job_can_be_resumed(digits: World) -> None:
     for wanted in ("stopped", "running"):
         change = {"wanted": wanted, "reason": "as I like"}
         body = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
         assert (body["wanted"], body["reason"], body["revision"]) == (wanted, "as I like", 0)
 
 
-def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
+def test_held_job_is_resumed_only_with_matching_loss_options(digits: World) -> None:
     resume = {"wanted": "running", "after_loss": True}
     assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
@@ -480,7 +482,7 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
 
 
-def test_job_that_waits_for_a_checkpoint_goes_on_without_it(digits: World) -> None:
+def test_job_awaiting_a_checkpoint_can_be_resumed_after_loss(digits: World) -> None:
     resume = {"wanted": "running", "after_loss": True}
     board = digits.board("digits")
     board.put_unable("c1", "its task is not here", 60.0)
@@ -490,21 +492,21 @@ def test_job_that_waits_for_a_checkpoint_goes_on_without_it(digits: World) -> No
     assert JobOperations(digits.log).get("digits").after_loss == 1
 
 
-def test_nothing_is_written_where_nothing_changes(digits: World) -> None:
+def test_patch_without_changes_writes_nothing(digits: World) -> None:
     before = written(digits)
     for change in ({}, {"group_size": 4}, {"wanted": "running"}):
         assert digits.ask("PATCH", "/v1/jobs/digits", json=change).status_code == 200
     assert written(digits) == before
 
 
-def test_a_change_of_a_job_that_was_changed_meanwhile_is_a_conflict(digits: World) -> None:
+def test_patch_with_an_outdated_revision_is_a_conflict(digits: World) -> None:
     change = {"group_size": 8, "revision": 0}
     assert digits.ask("PATCH", "/v1/jobs/digits", json=change).status_code == 200
     again = digits.ask("PATCH", "/v1/jobs/digits", json=change | {"group_size": 9})
     assert "is at revision 1" in problem(again, 409)
 
 
-def test_a_change_that_cannot_be_made_whole_is_not_begun(world: World) -> None:
+def test_patch_with_an_invalid_combination_changes_nothing(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, waiting_batches=5).status_code == 201
     change = {"wanted": "paused", "batch_size": 1, "group_size": 6}
@@ -531,23 +533,23 @@ def test_a_change_that_cannot_be_made_whole_is_not_begun(world: World) -> None:
         {"colour": "red"},
     ],
 )
-def test_a_field_out_of_its_range_is_named(digits: World, change: dict[str, object]) -> None:
+def test_patch_with_a_field_out_of_range_names_it(digits: World, change: dict[str, object]) -> None:
     answer = digits.ask("PATCH", "/v1/jobs/digits", json=change)
     problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == [f"body.{next(iter(change))}"]
 
 
-def test_what_can_be_changed_of_a_job_can_be_asked_for() -> None:
+def test_job_patch_has_all_changeable_fields() -> None:
     others = {"wanted", "reason", "revision", "after_loss", "from_start", "read_from"}
     assert set(CHANGEABLE) | others == set(JobPatch.__annotations__)
 
 
-def test_nobody_changes_or_deletes_a_job_that_is_not_there_or_runs(digits: World) -> None:
+def test_changing_an_unknown_job_or_deleting_a_running_one_is_rejected(digits: World) -> None:
     assert problem(digits.ask("PATCH", "/v1/jobs/nobody", json={"wanted": "paused"}), 404)
     assert "stop it first" in problem(digits.ask("DELETE", "/v1/jobs/digits"), 409)
 
 
-def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: World) -> None:
+def test_changes_are_refused_during_a_kafka_outage_and_jobs_still_shown(digits: World) -> None:
     digits.log.go_away()
     answer = digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
     assert problem(answer, 503)
@@ -555,7 +557,7 @@ def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: Worl
     assert digits.get("/v1/jobs")["jobs"][0]["wanted"] == "running"
 
 
-def test_server_that_is_away_is_the_state_of_each_job_until_it_is_back(digits: World) -> None:
+def test_unavailable_server_is_shown_as_the_state_of_each_job(digits: World) -> None:
     def shows(word: str, why: str) -> bool:
         (job,) = digits.get("/v1/jobs")["jobs"]
         shown = digits.get("/v1/jobs/digits")
@@ -580,7 +582,7 @@ def test_server_that_is_away_is_the_state_of_each_job_until_it_is_back(digits: W
     assert storage == {"ok": False, "reason": "c1: no bucket", "since_s": 1000.0}
 
 
-def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
+def test_metrics_report_the_state_of_each_job_that_is_not_stopped(digits: World) -> None:
     assert post(digits, name="letters").status_code == 201
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"}).status_code == 200
 
@@ -606,7 +608,7 @@ def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
     eventually(lambda: not [line for line in lines() if 'job_name="letters"' in line])
 
 
-def test_a_list_is_not_made_for_a_client_that_has_gone(
+def test_job_list_is_not_built_for_a_disconnected_client(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[object]()

@@ -23,7 +23,7 @@ def small() -> Iterator[World]:
     made.close()
 
 
-def test_key_that_asks_too_often_gets_the_time_to_retry(small: World) -> None:
+def test_rate_limited_key_gets_a_retry_time(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     again = small.ask("GET", "/v1/jobs", key="viewer")
     assert problem(again, 429) == "too many requests of this key"
@@ -31,14 +31,14 @@ def test_key_that_asks_too_often_gets_the_time_to_retry(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="operator").status_code == 200
 
 
-def test_who_guesses_keys_is_counted_by_address(small: World) -> None:
+def test_wrong_keys_are_rate_limited_by_address(small: World) -> None:
     assert problem(small.ask("GET", "/v1/jobs", key="doll_guess-1"), 401)
     assert problem(small.ask("GET", "/v1/jobs", key="doll_guess-2"), 429)
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
+def test_too_large_body_returns_413_with_or_without_content_length(
     small: World, *, chunked: bool
 ) -> None:
     async def pieces() -> object:
@@ -53,12 +53,12 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "x", "-1"])
-def test_content_length_that_is_no_sensible_number_is_refused(small: World, length: str) -> None:
+def test_invalid_content_length_returns_400(small: World, length: str) -> None:
     answer = small.ask("GET", "/v1/jobs", key="viewer", headers={"Content-Length": length})
     assert problem(answer, 400) == "Content-Length is no number"
 
 
-def test_streams_of_events_are_limited_apart(small: World) -> None:
+def test_number_of_event_streams_is_limited(small: World) -> None:
     small.service.streams = 1
     answer = small.ask("GET", "/v1/jobs/digits/events", key="viewer")
     assert problem(answer, 429) == "too many streams of events are open"

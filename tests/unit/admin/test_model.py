@@ -81,7 +81,7 @@ def led(world: World) -> World:
 @pytest.mark.parametrize(
     ("asked", "version", "seed"), [("", 2, 2), ("?version=best", 1, 1), ("?version=1", 1, 1)]
 )
-def test_plain_pytorch_loads_the_version_that_is_asked_for(
+def test_pytorch_loads_the_requested_version(
     led: World, asked: str, version: int, seed: int
 ) -> None:
     answer = led.ask("GET", MODEL + asked, key="viewer")
@@ -95,7 +95,7 @@ def test_plain_pytorch_loads_the_version_that_is_asked_for(
     assert np.array_equal(FlatModel(module).vector, weights)
 
 
-def test_a_model_that_the_client_has_is_not_sent_again(led: World) -> None:
+def test_unchanged_model_returns_304(led: World) -> None:
     tag = led.ask("GET", MODEL).headers["ETag"]
     for header in (tag, f'"other", W/{tag}', "*"):
         answer = led.ask("GET", MODEL, headers={"If-None-Match": header})
@@ -105,7 +105,7 @@ def test_a_model_that_the_client_has_is_not_sent_again(led: World) -> None:
     assert other.status_code == 200
 
 
-def test_the_file_says_what_it_is(led: World) -> None:
+def test_model_file_contains_its_description(led: World) -> None:
     evaluated = Evaluated(ModelId(0, 1), 0.0, 10, {"accuracy": 0.75})
     writer = led.log.writer()
     writer.append("doll.digits.updates", encode_audit(evaluated))
@@ -122,7 +122,7 @@ def test_the_file_says_what_it_is(led: World) -> None:
     assert msgspec.json.decode(about["metrics"]) == metrics
 
 
-def test_what_a_model_is_is_said_without_reading_its_weights(led: World) -> None:
+def test_head_request_does_not_read_the_weights(led: World) -> None:
     asked = {version: led.ask("GET", f"{MODEL}?version={version}") for version in (1, 2)}
     torn = [name for name in led.blobs.names("") if name.endswith("trainer.safetensors")]
     for name in torn:
@@ -138,25 +138,25 @@ def test_what_a_model_is_is_said_without_reading_its_weights(led: World) -> None
     assert led.ask("HEAD", f"{MODEL}?version=7").status_code == 404
 
 
-def test_a_version_or_a_job_that_is_not_there_is_not_found(led: World) -> None:
+def test_unknown_version_or_job_returns_404(led: World) -> None:
     said = problem(led.ask("GET", f"{MODEL}?version=7"), 404)
     assert "no version 7 is kept that counts by the audit; kept: 1, 2" in said
     assert "no job" in problem(led.ask("GET", "/v1/jobs/letters/model"), 404)
     assert "version" in problem(led.ask("GET", f"{MODEL}?version=oldest"), 422)
 
 
-def test_redis_that_is_away_leaves_what_is_in_storage(led: World) -> None:
+def test_stored_model_is_served_while_redis_is_unavailable(led: World) -> None:
     led.redis.kill()
     assert led.ask("GET", MODEL).headers["Doll-Version"] == "1"
 
 
-def test_what_only_redis_may_have_is_not_said_to_be_nowhere_while_it_is_away(led: World) -> None:
+def test_missing_version_returns_503_while_redis_is_unavailable(led: World) -> None:
     led.redis.kill()
     answer = led.ask("GET", f"{MODEL}?version=999999", key="viewer")
     assert "hot snapshots are not known" in problem(answer, 503)
 
 
-def test_the_service_gives_out_models_without_torch() -> None:
+def test_admin_service_does_not_import_torch() -> None:
     peek = "import sys, services.admin.app; print('torch' in sys.modules)"
 
     answer = subprocess.run(  # noqa: S603 -- our own command line

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
 # Examples per route and kind. They test routes, not pydantic, so a few suffice. They are the same
-# in each run. If neither routes nor their types have changed, even fewer run.
+# in each run. Even fewer run if neither routes nor their types have changed.
 CHANGED = has_changed("common/api/", "common/config/", "common/jobs/", "services/admin/")
 EXAMPLES = 8 if CHANGED else 3
 ALWAYS = ("400", "401", "403", "413", "422", "429")
@@ -96,7 +96,7 @@ def bounded(examples: int = EXAMPLES) -> settings:
 
 
 @labels
-def test_what_fits_the_document_is_answered_as_it_says(served: World, label: str) -> None:
+def test_valid_request_gets_a_documented_response(served: World, label: str) -> None:
     operation = OPERATIONS[label]
 
     @bounded()
@@ -110,7 +110,7 @@ def test_what_fits_the_document_is_answered_as_it_says(served: World, label: str
 
 
 @labels
-def test_what_does_not_fit_the_document_is_refused_as_it_says(served: World, label: str) -> None:
+def test_invalid_request_gets_a_documented_response(served: World, label: str) -> None:
     operation = OPERATIONS[label]
     if not takes_anything(operation):
         return
@@ -124,7 +124,7 @@ def test_what_does_not_fit_the_document_is_refused_as_it_says(served: World, lab
 
 
 @labels
-def test_the_examples_of_the_document_are_understood(served: World, label: str) -> None:
+def test_documented_examples_are_accepted(served: World, label: str) -> None:
     for strategy in OPERATIONS[label].get_strategies_from_examples():
 
         @bounded(1)
@@ -136,7 +136,7 @@ def test_the_examples_of_the_document_are_understood(served: World, label: str) 
 
 
 @labels
-def test_every_route_says_what_it_answers_to_whoever_may_not_ask(served: World, label: str) -> None:
+def test_unauthorized_request_gets_a_documented_response(served: World, label: str) -> None:
     operation = OPERATIONS[label]
 
     @bounded(1)
@@ -150,7 +150,7 @@ def test_every_route_says_what_it_answers_to_whoever_may_not_ask(served: World, 
         ask()
 
 
-def test_every_route_documents_how_it_refuses() -> None:
+def test_every_route_documents_its_error_responses() -> None:
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
             assert set(ALWAYS) <= operation["responses"].keys(), f"{method} {path}"
@@ -159,14 +159,14 @@ def test_every_route_documents_how_it_refuses() -> None:
                     assert list(answer["content"]) == ["application/problem+json"], path
 
 
-def test_every_operation_has_a_name_that_a_person_can_read() -> None:
+def test_every_operation_has_a_readable_name() -> None:
     names = [each["operationId"] for path in DOCUMENT["paths"].values() for each in path.values()]
     assert len(set(names)) == len(names)
     assert {"create_job", "list_jobs", "get_model", "stream_events"} < set(names)
     assert not [name for name in names if not re.fullmatch("[a-z]+(_[a-z]+)+", name)]
 
 
-def test_every_field_of_every_request_has_its_range() -> None:
+def test_every_request_field_has_its_range() -> None:
     lacking = list[str]()
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
@@ -177,7 +177,7 @@ def test_every_field_of_every_request_has_its_range() -> None:
     assert not lacking
 
 
-def test_every_field_of_every_model_is_described() -> None:
+def test_every_model_field_has_a_description() -> None:
     models = DOCUMENT["components"]["schemas"]
     lacking = [
         f"{name}.{field}"

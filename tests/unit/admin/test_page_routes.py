@@ -41,7 +41,7 @@ def modules(world: World, imports: str) -> set[str]:
     return seen
 
 
-def test_everything_that_the_page_loads_is_there_and_kept_for_ever(world: World) -> None:
+def test_page_files_exist_and_are_cached_forever(world: World) -> None:
     loaded = links(world)
 
     assert f"/page/plotly-{version('plotly')}/plotly.min.js" in loaded
@@ -54,13 +54,13 @@ def test_everything_that_the_page_loads_is_there_and_kept_for_ever(world: World)
         assert answer.content
 
 
-def test_browser_preloads_all_modules_of_the_list_and_no_others(world: World) -> None:
+def test_page_preloads_exactly_the_modules_of_the_job_list(world: World) -> None:
     preloaded = {path for path in links(world) if path.endswith(".js") and "plotly" not in path}
 
     assert modules(world, r'from "(\.[^"]+)"') == preloaded
 
 
-def test_whoever_takes_no_gzip_gets_the_file_as_it_is(world: World) -> None:
+def test_client_without_gzip_gets_the_plain_file(world: World) -> None:
     (path,) = {path for path in links(world) if path.endswith("/main.js")}
 
     answer = world.ask("GET", path, key="viewer", headers={"Accept-Encoding": "identity"})
@@ -69,7 +69,7 @@ def test_whoever_takes_no_gzip_gets_the_file_as_it_is(world: World) -> None:
     assert answer.content == (files("services.admin.page") / "main.js").read_bytes()
 
 
-def test_modules_import_only_files_that_are_there(world: World) -> None:
+def test_page_modules_import_only_existing_files(world: World) -> None:
     (main,) = {path for path in links(world) if path.endswith("/main.js")}
     seen = modules(world, r'(?:from |import\()"(\.[^"]+)"')
 
@@ -78,7 +78,7 @@ def test_modules_import_only_files_that_are_there(world: World) -> None:
     assert {"api.js", "live.js", "store.js"} <= found & {path.rpartition("/")[2] for path in seen}
 
 
-def test_the_page_forbids_all_but_itself_and_is_asked_for_each_time(world: World) -> None:
+def test_page_has_a_strict_content_security_policy_and_is_not_cached(world: World) -> None:
     headers = world.ask("GET", "/", key="viewer").headers
     policy = dict(each.split(" ", 1) for each in headers["content-security-policy"].split("; "))
 
@@ -89,7 +89,7 @@ def test_the_page_forbids_all_but_itself_and_is_asked_for_each_time(world: World
     assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_a_file_of_another_release_is_given_but_not_kept(world: World) -> None:
+def test_file_of_another_release_is_served_but_not_cached(world: World) -> None:
     answer = world.ask("GET", "/page/0123456789abcdef/api.js", key="viewer")
 
     assert answer.status_code == 200
@@ -99,18 +99,18 @@ def test_a_file_of_another_release_is_given_but_not_kept(world: World) -> None:
 @pytest.mark.parametrize(
     "name", ["", "no.js", "index.html", "__init__.py", "%2e%2e/gate.py", "views"]
 )
-def test_nothing_else_is_given(world: World, name: str) -> None:
+def test_unknown_page_file_is_not_served(world: World, name: str) -> None:
     (main,) = {path for path in links(world) if path.endswith("/main.js")}
 
     assert world.ask("GET", main.replace("main.js", name), key="viewer").status_code in (404, 405)
 
 
 @pytest.mark.parametrize("path", ["/", "/page/x/main.js"])
-def test_no_file_is_open(world: World, path: str) -> None:
+def test_page_files_need_a_key(world: World, path: str) -> None:
     assert world.ask("GET", path, key=None).status_code == 401
 
 
-def test_browser_without_a_key_is_asked_for_one_in_words(world: World) -> None:
+def test_browser_without_a_key_gets_an_explanation(world: World) -> None:
     answer = world.ask("GET", "/", key="wrong", headers={"Accept": "text/html,*/*"})
 
     assert answer.status_code == 401

@@ -70,7 +70,7 @@ def refused(world: World, path: str, body: object) -> list[str]:
     return [each["field"] for each in answer.json()["errors"]]
 
 
-def test_several_pools_are_planned_and_each_says_its_own(world: World) -> None:
+def test_plan_of_several_pools_describes_each_of_them(world: World) -> None:
     pools = [
         {"name": "east", "usd_per_hour": 0.158, "availability": 0.9},
         {"name": "west", "usd_per_hour": 0.12, "availability": 0.9, "cycle_s": 5000},
@@ -98,7 +98,7 @@ def simulated(world: World, **asked: object) -> dict[str, Any]:
 # --- plans -----------------------------------------------------------------------------------
 
 
-def test_the_plan_of_the_paper_is_answered_as_the_command_answers_it(world: World) -> None:
+def test_plan_of_the_paper_matches_the_command(world: World) -> None:
     found = planned(world, curve=10, list_workers=True)
     asked = PlanRequest.model_validate({**PAPER, "curve": 10, "list_workers": True})
     assert found == json.loads(plan_answer(asked, no_log, 0.0).model_dump_json())
@@ -108,19 +108,19 @@ def test_the_plan_of_the_paper_is_answered_as_the_command_answers_it(world: Worl
     assert len(found["curve"]["spot"]) == len(found["curve"]["cost_usd"]) <= 13
 
 
-def test_a_deadline_that_cannot_be_met_is_an_answer(world: World) -> None:
+def test_plan_with_an_impossible_deadline_is_infeasible(world: World) -> None:
     found = planned(world, deadline_s=6399)
     assert (found["feasible"], found["binding"]) == (False, "infeasible")
     assert found["reason"]
 
 
-def test_what_never_ends_is_null(world: World) -> None:
+def test_infinite_runtime_and_cost_are_null(world: World) -> None:
     found = planned(world, availability=0, spot=64, curve=64)
     assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
     assert found["curve"]["cost_usd"][-1] is None
 
 
-def test_ten_thousand_workers_of_their_own_rates_are_planned(world: World) -> None:
+def test_plan_handles_ten_thousand_workers_with_their_own_rates(world: World) -> None:
     rates = [1 + (n * 37) % 250 for n in range(10_000)]
     body = {name: PAPER[name] for name in PAPER if name not in ("workers", "rate_per_s")}
     deadline_s = 1.05 * 10_000 * 20 * 256 / sum(rates)
@@ -144,13 +144,13 @@ def test_ten_thousand_workers_of_their_own_rates_are_planned(world: World) -> No
         ({"wrokers": 3}, "wrokers"),
     ],
 )
-def test_a_field_that_makes_no_sense_is_named(
+def test_plan_request_with_an_invalid_field_names_it(
     world: World, changed: dict[str, object], field: str
 ) -> None:
     assert refused(world, PLAN, {**PAPER, **changed}) == [f"body.{field}"]
 
 
-def test_a_job_that_is_not_there_is_not_found(world: World) -> None:
+def test_plan_for_an_unknown_job_returns_404(world: World) -> None:
     answer = world.ask("POST", PLAN, json={**PAPER, "job": "digits"})
     assert 'no job "digits"' in problem(answer, 404)
 
@@ -173,7 +173,9 @@ def test_a_job_that_is_not_there_is_not_found(world: World) -> None:
     )
 )
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_is_in_range_is_planned_or_refused_by_field(asked: dict[str, object]) -> None:
+def test_any_plan_request_in_range_is_planned_or_rejected_by_field(
+    asked: dict[str, object],
+) -> None:
     request = PlanBody.model_validate(asked)
     fields = set[str]()
     try:
@@ -188,7 +190,7 @@ def test_whatever_is_in_range_is_planned_or_refused_by_field(asked: dict[str, ob
 # --- simulations -----------------------------------------------------------------------------
 
 
-def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> None:
+def test_simulation_matches_the_command(world: World, tmp_path: Path) -> None:
     found = simulated(world, runs=3, seed=7, policies=["on-demand", "pools"])
     asked = SimulateRequest.model_validate({"experiment": SMALL})
     variants = with_policies(asked.experiment, ["on-demand", "pools"])
@@ -196,7 +198,7 @@ def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> No
     assert found == json.loads(json.dumps(as_data(asked.experiment, 7, results)))
 
 
-def test_a_simulation_of_a_mode_says_what_its_workers_came_to(world: World) -> None:
+def test_simulation_of_a_mode_reports_throughput_and_shares(world: World) -> None:
     mode = {"mode": "protocol", "synchronisation": {"mode": "stale"}, "speeds": [1, 1, 1, 0.25]}
     found = simulated(world, experiment={**SMALL, **mode}, runs=2)
     assert found["summary"]["static"]["throughput"]["batches_per_s"] > 0
@@ -234,7 +236,7 @@ def test_a_simulation_of_a_mode_says_what_its_workers_came_to(world: World) -> N
         ({}, {"runs": 0}, ["runs"]),
     ],
 )
-def test_what_is_too_large_or_makes_no_sense_is_refused(
+def test_too_large_or_invalid_simulation_is_rejected(
     world: World, changed: dict[str, object], asked: dict[str, object], fields: list[str]
 ) -> None:
     body = {"experiment": {**SMALL, **changed}, **asked}
@@ -246,7 +248,7 @@ def trace(file: str) -> dict[str, object]:
     return {"experiment": {**SMALL, "spot": spot}, "runs": 2}
 
 
-def test_files_of_the_service_are_not_read(world: World) -> None:
+def test_simulation_reads_no_files_of_the_service(world: World) -> None:
     assert refused(world, SIMULATE, trace("prices.csv")) == [
         "body.experiment.spot[0].usd_per_hour.file"
     ]
@@ -254,7 +256,7 @@ def test_files_of_the_service_are_not_read(world: World) -> None:
     assert refused(world, SIMULATE, {"experiment": data}) == ["body.experiment.learning.data"]
 
 
-def test_a_simulation_that_takes_too_long_is_killed_and_says_what_to_do() -> None:
+def test_simulation_over_its_time_limit_is_killed_with_advice() -> None:
     world = World(limits=Limits(simulate_s=0.05))
     try:
         said = problem(world.ask("POST", SIMULATE, json={"experiment": SMALL}), 422)
@@ -264,7 +266,7 @@ def test_a_simulation_that_takes_too_long_is_killed_and_says_what_to_do() -> Non
         world.close()
 
 
-def test_only_a_few_simulations_run_at_once(world: World) -> None:
+def test_number_of_concurrent_simulations_is_limited(world: World) -> None:
     world.service.simulations.running = AT_ONCE
     answer = world.ask("POST", SIMULATE, json={"experiment": SMALL})
     assert "simulations are running already" in problem(answer, 429)
@@ -274,7 +276,7 @@ def test_only_a_few_simulations_run_at_once(world: World) -> None:
 # --- prices ----------------------------------------------------------------------------------
 
 
-def test_prices_are_reported_pool_by_pool(tmp_path: Path) -> None:
+def test_prices_are_reported_by_pool(tmp_path: Path) -> None:
     market = tmp_path / "market.yaml"
     market.write_text("on_demand: {usd_per_hour: 0.286}\nspot: [{usd_per_hour: 0.158}]\n")
     world = World(Settings(market=str(market)))
@@ -284,16 +286,17 @@ def test_prices_are_reported_pool_by_pool(tmp_path: Path) -> None:
             ("on-demand", "on-demand", 0.286),
             ("spot", "spot", 0.158),
         ]
-        assert world.get(PRICES)["at_s"] == answer.at_s  # kept for a while
+        # Prices are cached.
+        assert world.get(PRICES)["at_s"] == answer.at_s
     finally:
         world.close()
 
 
-def test_without_a_market_the_error_names_the_setting(world: World) -> None:
+def test_prices_without_a_market_name_the_missing_setting(world: World) -> None:
     assert "DOLL_MARKET" in problem(world.ask("GET", PRICES), 404)
 
 
-def test_a_market_file_that_makes_no_sense_is_no_fault_of_whoever_asks(tmp_path: Path) -> None:
+def test_invalid_market_file_returns_502(tmp_path: Path) -> None:
     market = tmp_path / "market.yaml"
     market.write_text("spot: []\n")
     world = World(Settings(market=str(market)))
@@ -303,7 +306,7 @@ def test_a_market_file_that_makes_no_sense_is_no_fault_of_whoever_asks(tmp_path:
         world.close()
 
 
-def test_a_lag_that_the_market_cannot_keep_is_refused_when_the_job_is_submitted(
+def test_submitted_job_with_a_max_lag_below_start_up_time_is_rejected(
     tmp_path: Path,
 ) -> None:
     market = tmp_path / "market.yaml"

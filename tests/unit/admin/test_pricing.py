@@ -14,7 +14,7 @@ from services.admin.pricing import PriceCache
 from tests.unit.admin.live.helpers import happens
 
 
-def test_a_source_that_is_away_is_asked_once_for_all_who_wait(
+def test_concurrent_price_requests_share_one_failed_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks, going_on = list[int](), threading.Event()

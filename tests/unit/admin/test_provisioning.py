@@ -80,7 +80,7 @@ def rented(world: World) -> World:
     return world
 
 
-def test_a_plan_for_a_job_takes_what_its_provisioner_has_seen_of_a_pool(rented: World) -> None:
+def test_plan_for_a_job_uses_the_measured_values_of_its_pools(rented: World) -> None:
     seen = BELIEVED | {
         "availability.spot": EstimateRecord(0.75, 0.01, 0.73, 0.77),
         "cycle_s.spot": EstimateRecord(400.0, 10.0, 380.0, 420.0),
@@ -104,7 +104,7 @@ def test_a_plan_for_a_job_takes_what_its_provisioner_has_seen_of_a_pool(rented: 
         assert any("of spot are what" in note for note in answer.json()["notes"]) == given
 
 
-def test_the_plan_in_force_its_reason_and_the_history_are_reported(rented: World) -> None:
+def test_provisioning_reports_the_current_plan_its_reason_and_history(rented: World) -> None:
     decide(
         rented,
         Priced(0, 1000.0, {"on-demand": 0.286, "spot": 0.158}),
@@ -129,7 +129,7 @@ def test_the_plan_in_force_its_reason_and_the_history_are_reported(rented: World
     assert (answer.cost.predicted_usd, answer.cost.usd_per_hour) == (4.0, 0.158)
 
 
-def test_cost_is_reported_against_on_demand_only_and_in_the_end_against_the_prediction(
+def test_cost_is_compared_with_on_demand_and_at_the_end_with_the_plan(
     rented: World,
 ) -> None:
     review = Reviewed(0, 1200.0, 50, 50.0, 2, 3, 2.0, 4.0, 0.9, BELIEVED, "too few machines")
@@ -149,12 +149,12 @@ def test_cost_is_reported_against_on_demand_only_and_in_the_end_against_the_pred
     assert answer.settled == "all updates are made"
 
 
-def test_before_the_first_plan_only_the_request_is_shown(rented: World) -> None:
+def test_provisioning_before_the_first_plan_shows_only_the_request(rented: World) -> None:
     answer = ProvisioningAnswer.model_validate(rented.get(SHOW))
     assert (answer.plan, answer.plans, answer.cost, answer.stability) == (None, (), None, None)
 
 
-def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: World) -> None:
+def test_job_without_provisioning_is_reported_as_renting_no_machines(world: World) -> None:
     world.streams("clinic-a")
     world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
     assert "rents no machines" in problem(world.ask("GET", SHOW), 404)
@@ -162,7 +162,7 @@ def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: Worl
     assert "no job" in problem(world.ask("POST", REPLAN.replace("digits", "letters")), 404)
 
 
-def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) -> None:
+def test_job_cannot_be_deleted_before_its_machines_are_released(rented: World) -> None:
     decide(rented, LaunchRequested(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
     assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
     for purge in ("", "?purge=true"):
@@ -173,23 +173,24 @@ def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) 
     assert rented.ask("DELETE", "/v1/jobs/digits").status_code == 204
 
 
-def test_a_plan_that_is_asked_for_is_in_the_topic_with_who_and_why(rented: World) -> None:
+def test_replan_request_is_recorded_with_caller_and_reason(rented: World) -> None:
     answer = rented.ask("POST", REPLAN, json={"reason": "the deadline moved"})
     assert answer.status_code == 202, answer.text
     assert answer.json()["job"] == "digits"
-    assert rented.ask("POST", REPLAN).status_code == 202  # once more, and no body at all
+    # A second request has no body.
+    assert rented.ask("POST", REPLAN).status_code == 202
     first, again = read_ledger(rented.log, "digits").replans.values()
     assert (first.by, first.reason, again.reason) == ("olga", "the deadline moved", "")
     assert first.at_s == answer.json()["asked_at_s"]
 
 
-def test_a_job_that_is_over_is_not_planned_again(rented: World) -> None:
+def test_replan_of_an_ended_job_is_rejected(rented: World) -> None:
     decide(rented, Settled(0, 1300.0, "all updates are made", 3.0, 5.0, None))
     assert "all updates are made" in problem(rented.ask("POST", REPLAN), 409)
     rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"})
     assert "is stopped" in problem(rented.ask("POST", REPLAN), 409)
 
 
-def test_a_viewer_may_look_and_not_ask(rented: World) -> None:
+def test_viewer_can_see_provisioning_but_not_request_a_plan(rented: World) -> None:
     assert rented.ask("GET", SHOW, key="viewer").status_code == 200
     problem(rented.ask("POST", REPLAN, key="viewer"), 403)

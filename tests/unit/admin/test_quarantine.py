@@ -49,7 +49,7 @@ def outcomes(world: World, batches: object) -> dict[int, str]:
     return {each["batch"]: each["outcome"] for each in answer.json()["batches"]}
 
 
-def test_it_is_listed_page_by_page_with_what_an_operator_may_do(held: World) -> None:
+def test_quarantine_is_listed_in_pages_with_possible_actions(held: World) -> None:
     first = held.get(f"{SHOW}?limit=2")
     assert first["batches"][1] == {
         "batch": 1,
@@ -63,14 +63,14 @@ def test_it_is_listed_page_by_page_with_what_an_operator_may_do(held: World) -> 
     assert rest["next"] is None
 
 
-def test_a_job_that_nobody_has_led_has_none(world: World) -> None:
+def test_quarantine_of_a_job_without_leader_is_empty(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     assert world.get(SHOW) == {"batches": [], "next": None}
     assert outcomes(world, "all") == {}
 
 
-def test_all_that_can_be_taken_back_is_and_the_record_says_by_whose_key(held: World) -> None:
+def test_requeue_all_releases_every_possible_batch_and_records_the_key(held: World) -> None:
     assert outcomes(held, "all") == {0: "requeued", 1: "requeued"}
     first, second = written(held)
     assert isinstance(first, Requeued)
@@ -79,7 +79,7 @@ def test_all_that_can_be_taken_back_is_and_the_record_says_by_whose_key(held: Wo
     assert [each["batch"] for each in held.get(SHOW)["batches"]] == [GONE.offset]
 
 
-def test_requeue_leaves_in_the_job_who_asked_for_it_once_and_for_which_batches(held: World) -> None:
+def test_requeue_is_recorded_once_in_the_changes_of_the_job(held: World) -> None:
     for _ in range(2):
         assert outcomes(held, [0, 1])
     last = held.get("/v1/jobs/digits")["changes"]
@@ -87,13 +87,13 @@ def test_requeue_leaves_in_the_job_who_asked_for_it_once_and_for_which_batches(h
     assert shown == [("requeued", "olga", "operator", "2 batches: 0, 1")]
 
 
-def test_a_request_that_comes_twice_takes_a_batch_back_once(held: World) -> None:
+def test_repeated_requeue_releases_a_batch_once(held: World) -> None:
     assert outcomes(held, [1]) == {1: "requeued"}
     assert outcomes(held, [0, 1, 1]) == {0: "requeued", 1: "before"}
     assert len(written(held)) == 2
 
 
-def test_what_is_quarantined_once_more_can_be_taken_back_once_more(held: World) -> None:
+def test_batch_quarantined_again_can_be_requeued_again(held: World) -> None:
     assert outcomes(held, [0]) == {0: "requeued"}
     write(held, Quarantined(0, POISON, "poison: again"))
     assert outcomes(held, [0]) == {0: "requeued"}
@@ -103,7 +103,7 @@ def test_what_is_quarantined_once_more_can_be_taken_back_once_more(held: World) 
     ("batch", "said"),
     [(GONE.offset, "expired: its records are deleted"), (7, "is not quarantined")],
 )
-def test_what_cannot_be_taken_back_is_refused_and_nothing_is_done(
+def test_requeue_with_an_impossible_batch_is_rejected_as_a_whole(
     held: World, batch: int, said: str
 ) -> None:
     answer = held.ask("POST", REQUEUE, json={"batches": [0, batch]})
@@ -111,13 +111,13 @@ def test_what_cannot_be_taken_back_is_refused_and_nothing_is_done(
     assert written(held) == []
 
 
-def test_what_was_replayed_is_final(held: World) -> None:
+def test_replayed_batch_cannot_be_requeued(held: World) -> None:
     write(held, Replayed(POISON, "ada", 1.0))
     assert held.get(SHOW)["batches"][0]["final"] == "replayed"
     assert "was replayed" in problem(held.ask("POST", REQUEUE, json={"batches": [0]}), 409)
 
 
-def test_a_topic_without_its_beginning_says_nothing_certain(held: World) -> None:
+def test_quarantine_is_unknown_if_the_topic_lost_its_beginning(held: World) -> None:
     held.log.expire(Partition(UPDATES, 0), 1)
     assert "begins at 1" in problem(held.ask("GET", SHOW), 409)
     assert "begins at 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
@@ -126,17 +126,17 @@ def test_a_topic_without_its_beginning_says_nothing_certain(held: World) -> None
 @pytest.mark.parametrize(
     "body", [{}, {"batches": []}, {"batches": ["1"]}, {"batches": "some"}, {"batches": [-1]}]
 )
-def test_what_names_no_batches_is_refused(held: World, body: dict[str, object]) -> None:
+def test_requeue_without_valid_batches_is_rejected(held: World, body: dict[str, object]) -> None:
     assert problem(held.ask("POST", REQUEUE, json=body), 422)
     assert written(held) == []
 
 
-def test_there_must_be_such_a_job(world: World) -> None:
+def test_quarantine_of_an_unknown_job_returns_404(world: World) -> None:
     assert problem(world.ask("GET", SHOW), 404) == 'there is no job "digits"'
     assert problem(world.ask("POST", REQUEUE, json={"batches": "all"}), 404)
 
 
-def test_how_many_can_be_taken_back_is_part_of_the_progress(held: World) -> None:
+def test_progress_contains_the_number_of_requeueable_batches(held: World) -> None:
     def numbers() -> tuple[int, int]:
         progress = held.get("/v1/jobs/digits")["progress"]
         return progress["quarantined"], progress["requeueable"]

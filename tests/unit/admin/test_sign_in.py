@@ -114,7 +114,7 @@ def office() -> Iterator[Office]:
     world.close()
 
 
-def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> None:
+def test_token_with_the_group_is_an_operator_and_others_are_viewers(office: Office) -> None:
     office.world.streams("clinic-a", "clinic-b")
     token = office.issuer.token(groups=["staff", "ml-platform"])
     viewer = office.issuer.token(groups=None)
@@ -130,7 +130,7 @@ def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> N
     assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # keys still work
 
 
-def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: Office) -> None:
+def test_token_with_a_wrong_claim_or_signature_is_rejected(office: Office) -> None:
     good = office.issuer.token()
     header, claims, signature = good.split(".")
     none = base64.urlsafe_b64encode(b'{"alg":"none","kid":"first"}').decode().rstrip("=")
@@ -163,7 +163,7 @@ def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: O
     assert office.issuer.asked == 2
 
 
-def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> None:
+def test_new_issuer_key_is_learned_and_a_withdrawn_one_forgotten(office: Office) -> None:
     old = office.issuer.token(exp=NOW_S + 10_000)
     assert office.as_whom(old)[0] == 200
 
@@ -175,14 +175,15 @@ def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> No
     second = office.issuer.token("second", exp=NOW_S + 10_000)
     office.issuer.rotate("third")
     office.clock.advance(FRESH_S)
-    for _ in range(1000):  # asked for in the background
+    # The service requests the keys in the background.
+    for _ in range(1000):
         status, _said = office.as_whom(second)
         if status == 401:
             break
     assert status == 401
 
 
-def test_while_the_issuer_is_away_known_keys_count_and_others_get_an_error(office: Office) -> None:
+def test_known_keys_remain_valid_while_the_issuer_is_unavailable(office: Office) -> None:
     known = office.issuer.token(exp=NOW_S + 10_000)
     assert office.as_whom(known)[0] == 200
 
@@ -245,13 +246,13 @@ CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "groups", "preferred_
         {"iat": {}},
     ],
 )
-def test_signed_claim_of_another_type_is_refused(office: Office, changed: dict[str, Any]) -> None:
+def test_signed_claim_of_another_type_is_rejected(office: Office, changed: dict[str, Any]) -> None:
     assert office.as_whom(signed(office, valid()))[0] == 200
     status, said = office.as_whom(signed(office, valid(**changed)))
     assert (status, "not valid" in said) == (401, True)
 
 
-def test_token_that_is_no_token_is_refused(office: Office) -> None:
+def test_malformed_token_is_rejected(office: Office) -> None:
     rest = f"{part(valid())}.{part(b'x')}"
     good = {"alg": "RS256", "kid": "first"}
     odd: dict[str, list[object]] = {
@@ -273,7 +274,7 @@ def test_token_that_is_no_token_is_refused(office: Office) -> None:
     max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(st.sampled_from(HEADERS), st.sampled_from(CLAIMS), JSON, JSON)
-def test_any_json_in_a_header_or_a_claim_lets_in_or_is_refused(
+def test_any_json_in_a_token_is_accepted_or_rejected_without_error(
     office: Office, header: str, claim: str, first: object, second: object
 ) -> None:
     head = part({"alg": "RS256", "kid": "first", header: first})
@@ -282,7 +283,7 @@ def test_any_json_in_a_header_or_a_claim_lets_in_or_is_refused(
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
+def test_invalid_issuer_response_means_unavailable_until_a_valid_one(
     office: Office, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.admin.oidc.PATIENCE_S", 0.5)
@@ -308,7 +309,7 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
 @pytest.mark.parametrize(
     "keys", [None, [], [None], [5], [{}], [{"kty": 5}], [{"kty": "RSA", "n": 5, "e": []}]]
 )
-def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> None:
+def test_invalid_issuer_keys_return_503(office: Office, keys: object) -> None:
     document = dict.fromkeys(("authorization_endpoint", "token_endpoint"), f"{URL}/keys")
     answer = {"issuer": URL, "jwks_uri": f"{URL}/keys", **document, "keys": keys}
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
@@ -316,7 +317,7 @@ def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> Non
     assert office.as_whom(office.issuer.token())[0] == 503
 
 
-def test_new_key_counts_while_sign_ins_hang(office: Office) -> None:
+def test_new_issuer_key_is_read_while_sign_ins_hang(office: Office) -> None:
     """Ten users' codes are never answered. Keys are still read."""
     assert office.as_whom(office.issuer.token())[0] == 200
     issuer = office.world.service.issuer
@@ -350,7 +351,7 @@ def test_new_key_counts_while_sign_ins_hang(office: Office) -> None:
     assert person.name == "oidc:ada"
 
 
-def test_a_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> None:
+def test_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> None:
     world = office.world
     html = {"Accept": "text/html"}
     front = world.ask("GET", "/", key=None, headers=html)
@@ -388,7 +389,7 @@ def test_a_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> 
     assert world.ask("GET", "/v1/me", key=None, headers=mine).json()["role"] == "operator"
 
 
-def test_a_cookie_changes_nothing_for_another_site(office: Office) -> None:
+def test_cookie_is_not_accepted_from_another_site(office: Office) -> None:
     mine = {"Cookie": f"doll-token={office.issuer.token(groups=['ml-platform'])}"}
     here = {"Origin": f"http://{HOST}"}
     body = {"json": {"wanted": "paused"}}
@@ -402,7 +403,7 @@ def test_a_cookie_changes_nothing_for_another_site(office: Office) -> None:
     assert (out.status_code, 'doll-token=""' in out.headers["set-cookie"]) == (204, True)
 
 
-def test_an_issuer_that_says_that_it_is_another_is_not_believed(office: Office) -> None:
+def test_issuer_with_another_name_is_rejected(office: Office) -> None:
     office.world.service.issuer = Issuer(
         office.world.settings.model_copy(update={"oidc_issuer": "https://login.test/other"}),
         office.clock,
@@ -422,12 +423,12 @@ def test_an_issuer_that_says_that_it_is_another_is_not_believed(office: Office) 
         ({"DOLL_OIDC_ISSUER": "http://login.test", "DOLL_OIDC_AUDIENCE": "doll"}, "must be https"),
     ],
 )
-def test_settings_that_would_let_in_anybody_are_refused(environ: dict[str, str], said: str) -> None:
+def test_unsafe_issuer_settings_are_rejected(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_settings(environ)
 
 
-def test_without_an_issuer_nobody_signs_in(world: World) -> None:
+def test_sign_in_without_an_issuer_returns_404(world: World) -> None:
     assert "DOLL_OIDC_CLIENT_ID" in problem(world.ask("GET", "/sign-in", key=None), 404)
     token = json.dumps({"alg": "none"})
     assert world.ask("GET", "/v1/me", key=f"{token}.x.").status_code == 401

@@ -25,7 +25,7 @@ def topics(world: World) -> Topics:
     return made
 
 
-def test_updates_are_reported_page_by_page(world: World, topics: Topics) -> None:
+def test_updates_are_returned_in_pages(world: World, topics: Topics) -> None:
     topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
     topics.audit(lead(0, ModelId(0, 3), epoch=6), update(6, 4))
     first = world.get(f"/v1/jobs/{JOB}/updates?limit=3")
@@ -39,15 +39,13 @@ def test_updates_are_reported_page_by_page(world: World, topics: Topics) -> None
 @pytest.mark.parametrize(
     "query", ["after=-1", "limit=0", "limit=1001", "after=x", f"after={2**63}"]
 )
-def test_a_page_out_of_range_is_refused(world: World, topics: Topics, query: str) -> None:
+def test_updates_query_out_of_range_is_rejected(world: World, topics: Topics, query: str) -> None:
     assert topics.name == JOB
     detail = problem(world.ask("GET", f"/v1/jobs/{JOB}/updates?{query}"), 422)
     assert query.partition("=")[0] in detail
 
 
-def test_workers_and_streams_are_those_of_the_board_and_the_log(
-    world: World, topics: Topics
-) -> None:
+def test_workers_and_streams_match_the_board_and_the_log(world: World, topics: Topics) -> None:
     topics.arrive("clicks", 7)
     world.board(JOB).beat(WorkerId("w1"), "alive", 60.0)
     body = world.get(f"/v1/jobs/{JOB}/workers")
@@ -68,12 +66,12 @@ def test_curves_have_columns_of_equal_length(world: World, topics: Topics) -> No
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_an_unknown_job_is_not_found(world: World, part: str) -> None:
+def test_state_of_an_unknown_job_returns_404(world: World, part: str) -> None:
     assert "nobody" in problem(world.ask("GET", f"/v1/jobs/nobody/{part}"), 404)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_is_not_known_yet_is_asked_for_later(
+def test_state_that_is_not_known_yet_returns_503(
     world: World, topics: Topics, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert topics.name == JOB
@@ -85,7 +83,9 @@ def test_what_is_not_known_yet_is_asked_for_later(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_viewers_may_look_and_strangers_not(world: World, topics: Topics, part: str) -> None:
+def test_state_is_visible_to_viewers_and_not_without_a_key(
+    world: World, topics: Topics, part: str
+) -> None:
     assert topics.name == JOB
     path = f"/v1/jobs/{JOB}/{part}"
     assert world.ask("GET", path, key="viewer").status_code == 200

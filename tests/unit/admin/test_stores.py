@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
 
 
-def test_lost_records_that_stand_last_are_repaired() -> None:
+def test_lost_records_are_repaired_by_writing_the_previous_value() -> None:
     log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     job = JobOperations(log).submit(parse_job(TEXT))
@@ -50,7 +50,7 @@ def test_lost_records_that_stand_last_are_repaired() -> None:
     assert KeyStore(log).read() == {"ci": key}
 
 
-def test_change_waits_until_jobs_have_been_read() -> None:
+def test_write_waits_until_jobs_have_been_read() -> None:
     log, may_open = MemoryLog(), threading.Event()
 
     def open_log() -> MemoryLog:
@@ -70,7 +70,7 @@ def test_change_waits_until_jobs_have_been_read() -> None:
     stores.close()
 
 
-def test_changes_go_side_by_side() -> None:
+def test_writes_run_concurrently() -> None:
     stores = Stores(MemoryLog, time.time)
     both = threading.Barrier(2, timeout=60.0)
 
@@ -82,7 +82,7 @@ def test_changes_go_side_by_side() -> None:
         assert sorted(asyncio.run(write())) == [0, 1]
 
 
-def test_change_that_did_not_begin_in_time_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_did_not_start_in_time_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITERS", 1)
     monkeypatch.setattr(module, "WRITE_S", 0.2)
     stores, done = Stores(MemoryLog, time.time), threading.Event()
@@ -116,7 +116,7 @@ def test_change_that_did_not_begin_in_time_is_never_made(monkeypatch: pytest.Mon
     assert made == ["first", "third"]
 
 
-def test_made_change_is_acknowledged_though_it_cannot_be_folded_at_once() -> None:
+def test_write_is_acknowledged_even_if_it_cannot_be_read_back_at_once() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     stores = Stores(lambda: log, time.time)

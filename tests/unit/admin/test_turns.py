@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from services.admin.limiter import Limiter
 
 
-def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it_ends() -> None:
+def test_caller_of_hanging_work_gets_an_error_and_turns_resume_afterwards() -> None:
     going_on, begun = threading.Event(), list[int]()
 
     def hang(number: int) -> int:
@@ -25,7 +25,8 @@ def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it
         waiting = [turns.run(partial(hang, number)) for number in range(5)]
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(each, UnavailableError) for each in found)
-        assert begun == [0]  # one thread for all that wait
+        # All calls share one thread.
+        assert begun == [0]
         going_on.set()
         assert await turns.run(partial(hang, 6)) == 6
         # Nobody waits for calls that did not begin.
@@ -34,7 +35,7 @@ def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it
     asyncio.run(scenario())
 
 
-def test_what_work_raises_is_raised_and_gives_the_turn_back() -> None:
+def test_error_of_the_work_is_raised_and_releases_the_turn() -> None:
     def fail() -> None:
         raise UnavailableError("Kafka is unavailable")
 

@@ -36,7 +36,7 @@ OVER = replace(RUNNING, wanted="stopped", reason="400 updates applied", finished
 
 
 @pytest.mark.parametrize("record", [RUNNING, CHANGED, HELD, OVER])
-def test_an_answer_says_a_record_whole(record: JobRecord) -> None:
+def test_job_answer_contains_the_whole_record(record: JobRecord) -> None:
     progress = progress_answer(JobProgress(record), NOW)
     answer = job_answer(record, resting(record) or UNREAD, progress)
     assert JobAnswer.model_validate_json(answer.model_dump_json()) == answer
@@ -51,12 +51,12 @@ def test_an_answer_says_a_record_whole(record: JobRecord) -> None:
     assert (answer.state == "held", answer.state == "finished") == (record.held, record.finished)
 
 
-def test_a_deadline_is_counted_from_submission() -> None:
+def test_deadline_counts_from_submission() -> None:
     answer = job_answer(RUNNING, UNREAD, progress_answer(JobProgress(RUNNING), NOW))
     assert answer.deadline_s == 1000.0 + 6720
 
 
-def test_of_a_job_that_nobody_has_read_a_list_says_what_its_record_does() -> None:
+def test_summary_of_an_unread_job_comes_from_its_record() -> None:
     shown = job_summary(RUNNING, UNREAD, None)
     assert (shown.state, shown.why) == UNREAD
     assert (shown.lag, shown.skipped, shown.quarantined, shown.expired) == (None,) * 4

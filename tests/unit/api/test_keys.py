@@ -43,22 +43,22 @@ def write(log: MemoryLog, value: bytes | None, key: bytes | None, number: int = 
     assert writer.flush(1.0)
 
 
-def test_a_key_is_a_prefix_and_43_characters_that_are_safe_in_a_header() -> None:
+def test_new_key_has_a_prefix_and_43_header_safe_characters() -> None:
     key = new_key()
     assert key.startswith("doll_")
     assert len(key) == 48
     assert set(key) <= set(string.ascii_letters + string.digits + "_-")
 
 
-def test_no_two_keys_are_equal() -> None:
+def test_new_keys_are_unique() -> None:
     assert len({new_key() for _ in range(1000)}) == 1000
 
 
-def test_a_fingerprint_is_the_sha_256_of_the_key() -> None:
+def test_fingerprint_is_the_sha_256_of_the_key() -> None:
     assert fingerprint("abc") == SHA_256_OF_ABC
 
 
-def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: MemoryLog) -> None:
+def test_created_key_is_stored_only_as_its_fingerprint(log: MemoryLog) -> None:
     key, record = KeyStore(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
     made = Change(1000.0, "created", local_user().name, "cli", reason="operator, for the pipeline")
     note = "for the pipeline"
@@ -68,7 +68,7 @@ def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: Memor
     assert key not in repr(record)
 
 
-def test_whoever_presents_a_key_has_its_role_and_others_have_none(log: MemoryLog) -> None:
+def test_valid_key_has_its_role_and_other_keys_have_none(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     made = {name: key_store.create(name, "viewer") for name in ("a", "b", "c")}
     keys = Keys(key_store.read().values())
@@ -80,27 +80,27 @@ def test_whoever_presents_a_key_has_its_role_and_others_have_none(log: MemoryLog
 
 
 @given(st.text(max_size=60))
-def test_whatever_is_presented_is_answered(presented: str) -> None:
+def test_any_text_can_be_checked_as_a_key(presented: str) -> None:
     key = "doll_" + 43 * "k"
     record = KeyRecord("ci", "viewer", fingerprint(key), 0.0)
     assert Keys([record]).role_of(presented) is None
     assert Keys([record]).role_of(key) is record
 
 
-def test_a_fingerprint_does_not_let_in(log: MemoryLog) -> None:
+def test_fingerprint_is_not_accepted_as_a_key(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     _, record = key_store.create("ci", "operator")
     assert Keys(key_store.read().values()).role_of(record.sha256) is None
 
 
-def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
+def test_operator_has_the_rights_of_a_viewer_but_not_vice_versa() -> None:
     viewer = KeyRecord("v", "viewer", "", 0.0)
     operator = KeyRecord("o", "operator", "", 0.0)
     assert (viewer.may("viewer"), viewer.may("operator")) == (True, False)
     assert (operator.may("viewer"), operator.may("operator")) == (True, True)
 
 
-def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
+def test_create_with_a_used_name_fails_until_it_is_revoked(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     first, _ = key_store.create("ci", "viewer")
     with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
@@ -112,7 +112,7 @@ def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
     assert keys.role_of(second) == record
 
 
-def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> None:
+def test_revoked_key_is_invalid_after_the_next_refresh(log: MemoryLog) -> None:
     watcher, writer = KeyStore(log), KeyStore(log)
     key, record = writer.create("ci", "viewer")
     assert Keys(watcher.refresh(0.0).values()).role_of(key) == record
@@ -120,7 +120,7 @@ def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> Non
     assert Keys(watcher.refresh(0.0).values()).role_of(key) is None
 
 
-def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
+def test_revoke_of_an_unknown_key_lists_the_known_ones(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
         key_store.revoke("ci")
@@ -130,13 +130,13 @@ def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog)
 
 
 @pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
-def test_a_key_needs_a_legal_name(log: MemoryLog, name: str) -> None:
+def test_create_with_an_invalid_name_raises(log: MemoryLog, name: str) -> None:
     with pytest.raises(UserError, match="the name of a key must be 1 to 100 lower case letters"):
         KeyStore(log).create(name, "viewer")
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31m", "n" * 201])
-def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
+def test_create_with_an_invalid_note_raises(log: MemoryLog, note: str) -> None:
     with pytest.raises(UserError, match="the note of a key must be at most 200 characters"):
         KeyStore(log).create("ci", "viewer", note)
 
@@ -156,7 +156,7 @@ class RacingLog(MemoryLog):
         return super().partitions(topic)
 
 
-def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
+def test_first_of_two_concurrent_creations_gets_the_name() -> None:
     log, made = RacingLog(), list[str]()
     key_store = KeyStore(log)
     key_store.read()
@@ -169,7 +169,7 @@ def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
         assert record.role == "operator"
 
 
-def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(
+def test_unparsable_record_invalidates_the_key_that_it_replaces(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     KeyStore(log).create("ci", "operator")
@@ -180,7 +180,7 @@ def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(
     assert caplog.text.count("key_rejected") == 1
 
 
-def test_what_does_not_parse_is_logged_and_hurts_nobody(
+def test_unparsable_records_are_logged_and_do_not_affect_other_keys(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, record = KeyStore(log).create("ci", "viewer")
@@ -196,13 +196,13 @@ def test_what_does_not_parse_is_logged_and_hurts_nobody(
     assert caplog.text.count("key_rejected") == 5
 
 
-def test_a_field_of_a_later_version_is_no_hindrance() -> None:
+def test_unknown_field_of_a_later_version_is_ignored() -> None:
     record = KeyRecord("ci", "viewer", SHA_256_OF_ABC, 1.0)
     later = msgspec.json.encode(record)[:-1] + b', "expires_s": 2.0}'
     assert decode_key(b"ci", later) == record
 
 
-def test_compaction_changes_nothing(log: MemoryLog) -> None:
+def test_compaction_does_not_change_the_keys(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     key_store.create("ci", "viewer")
     key_store.revoke("ci")
@@ -213,7 +213,7 @@ def test_compaction_changes_nothing(log: MemoryLog) -> None:
     assert Keys(KeyStore(log).read().values()).role_of(key)
 
 
-def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
+def test_reader_behind_the_start_of_the_topic_starts_again(log: MemoryLog) -> None:
     late, key_store = KeyStore(log), KeyStore(log)
     assert late.read() == {}
     key_store.create("a", "viewer")
@@ -222,7 +222,7 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
     assert list(late.read()) == ["b"]
 
 
-def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one() -> None:
+def test_concurrent_revoke_and_create_leave_no_revoked_key_valid() -> None:
     log = RacingLog()
     key_store = KeyStore(log)
     leaked, _ = key_store.create("ci", "operator")
@@ -240,7 +240,7 @@ def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one
     assert keys.role_of(made[0]) is None
 
 
-def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
+def test_record_of_another_program_grants_no_access(log: MemoryLog) -> None:
     key, record = KeyStore(log).create("ci", "viewer")
     writer = log.writer()
     theirs = KeyRecord("ci", "operator", fingerprint("theirs"), 0.0)
@@ -252,7 +252,7 @@ def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
     assert keys.role_of(key) == record
 
 
-def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) -> None:
+def test_key_record_keeps_who_created_and_revoked_it(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
     key_store = KeyStore(log, clock)
     key_store.create("ci", "viewer")
@@ -269,7 +269,7 @@ def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) ->
     assert KeyStore(log).read() == {"ci": record}
 
 
-def test_record_of_a_name_whose_keys_are_replaced_every_day_stays_small(log: MemoryLog) -> None:
+def test_record_of_a_name_with_many_keys_stays_small(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     for _ in range(20):
         key_store.create("ci", "viewer")
@@ -279,7 +279,7 @@ def test_record_of_a_name_whose_keys_are_replaced_every_day_stays_small(log: Mem
 
 
 @given(st.text(max_size=60))
-def test_nothing_that_is_presented_opens_a_revoked_key(presented: str) -> None:
+def test_no_text_matches_a_revoked_key(presented: str) -> None:
     keys = Keys([KeyRecord("ci", "operator", "", 0.0)])
     assert keys.role_of(presented) is None
     assert KeyRecord("ci", "operator", "", 0.0) not in keys

@@ -43,7 +43,7 @@ def change(
     return {"at_s": at_s, "action": action, **who, "changed": changed or {}, "reason": reason}
 
 
-def test_events_of_a_job_are_printed_until_it_is_deleted(world: World) -> None:
+def test_job_events_are_printed_until_the_job_is_deleted(world: World) -> None:
     progress = {"version": 3, "lag": None}
     paused = change(0.0, "paused", reason="prices are high")
     resumed = change(86_400.0, "resumed", changed={"group_size": 8})
@@ -86,7 +86,7 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(world: World) -> None:
     ]
 
 
-def test_change_of_a_job_is_by_the_caller_of_the_service(submitted: World) -> None:
+def test_job_change_is_recorded_for_the_caller_of_the_service(submitted: World) -> None:
     submitted.run("job", "pause", "digits", "--reason", "why")
     changes = JobStore(submitted.log).get("digits").changes
     assert [(each.by, each.role, each.action) for each in changes] == [
@@ -95,7 +95,7 @@ def test_change_of_a_job_is_by_the_caller_of_the_service(submitted: World) -> No
     ]
 
 
-def test_provisioning_is_shown_and_asked_for(submitted: World) -> None:
+def test_provisioning_show_and_replan_work_over_the_service(submitted: World) -> None:
     assert "none yet" in submitted.run("provisioning", "show", "digits").stdout
     said = submitted.run("provisioning", "replan", "digits", "--reason", "the deadline moved")
     assert "doll provisioning show digits" in said.stdout
@@ -103,7 +103,7 @@ def test_provisioning_is_shown_and_asked_for(submitted: World) -> None:
     assert (asked.by, asked.reason) == ("operator", "the deadline moved")
 
 
-def test_a_plan_in_force_is_shown(submitted: World) -> None:
+def test_provisioning_show_prints_the_current_plan(submitted: World) -> None:
     submitted.log.create_topics([NewTopic("doll.digits.plans")])
     records = plans.ProvisionerLead(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0)
     submitted.write("doll.digits.plans", *map(encode_plan, records))
@@ -112,7 +112,7 @@ def test_a_plan_in_force_is_shown(submitted: World) -> None:
     assert "one more would make it late" in shown
 
 
-def test_prices_are_of_the_services_market_or_of_a_file(world: World, tmp_path: Path) -> None:
+def test_prices_come_from_the_market_of_the_service_or_a_file(world: World, tmp_path: Path) -> None:
     market = tmp_path / "market.yaml"
     market.write_text("on_demand: {usd_per_hour: 0.286}\nspot: [{usd_per_hour: 0.158}]\n")
     assert "set DOLL_MARKET" in world.run("prices", code=exits.REFUSED).stderr
@@ -122,7 +122,7 @@ def test_prices_are_of_the_services_market_or_of_a_file(world: World, tmp_path: 
     assert world.run("prices").stdout == local
 
 
-def test_a_key_that_is_not_valid_or_too_small_is_reported_with_a_remedy(submitted: World) -> None:
+def test_invalid_or_insufficient_key_is_reported_with_a_remedy(submitted: World) -> None:
     said = submitted.run("job", "list", key="wrong", code=exits.REFUSED).stderr
     assert "this key is not valid: give one as --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE" in said
     assert "wrong" not in said
@@ -131,12 +131,12 @@ def test_a_key_that_is_not_valid_or_too_small_is_reported_with_a_remedy(submitte
     assert "doll key create NAME --role operator" in said
 
 
-def test_commands_that_need_kafka_say_so(world: World) -> None:
+def test_command_that_needs_kafka_rejects_api_option(world: World) -> None:
     said = world.run("--api", URL, "audit", "digits", code=exits.REFUSED).stderr
     assert "needs Kafka itself: leave out --api" in said
 
 
-def test_commands_that_need_kafka_take_it_though_a_service_is_exported(
+def test_command_that_needs_kafka_ignores_doll_api(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOLL_API", URL)
@@ -144,7 +144,7 @@ def test_commands_that_need_kafka_take_it_though_a_service_is_exported(
     assert "ada" in world.run("key", "list").output
 
 
-def test_services_start_though_a_service_is_exported(
+def test_services_start_although_doll_api_is_set(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[tuple[str, ...]]()
@@ -158,7 +158,7 @@ def test_services_start_though_a_service_is_exported(
     ]
 
 
-def test_a_broker_that_is_away_is_unavailable(submitted: World) -> None:
+def test_unavailable_broker_of_the_service_is_reported_as_unavailable(submitted: World) -> None:
     submitted.log.go_away()
     said = submitted.run("job", "list", code=exits.UNAVAILABLE).stderr
     assert said.startswith("error: http://")
@@ -193,7 +193,7 @@ class Answers(httpx2.BaseTransport):
         (404, b"gone", exits.REFUSED, "HTTP 404 Not Found"),
     ],
 )
-def test_answers_that_are_none_are_reported_in_one_line(
+def test_unexpected_response_is_reported_in_one_line(
     world: World, status: int, content: bytes, code: int, said: str
 ) -> None:
     output = world.run("job", "list", code=code, end=Answers(status, content)).stderr
@@ -201,7 +201,9 @@ def test_answers_that_are_none_are_reported_in_one_line(
     assert output.count("\n") == 1
 
 
-def test_job_that_was_not_checked_says_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_reports_why_a_job_was_not_checked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.log.create_topics([NewTopic("clinic-a", 2)])
     own = JOB.replace("{name: image-classifier, classes: 10}", "{entrypoint: shop.tasks:Clicks}")
     assert own != JOB
@@ -218,7 +220,9 @@ def test_job_that_was_not_checked_says_why(world: World, monkeypatch: pytest.Mon
     assert "not checked: the request says so" in said
 
 
-def test_who_waits_for_a_check_reads_that(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_reports_that_it_waits_for_the_check(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.log.create_topics([NewTopic("clinic-a", 2)])
     monkeypatch.setattr("services.cli.commands.job._PATIENCE_S", 0.0)
     said = world.run("job", "submit", "-", typed=JOB).stderr

@@ -59,7 +59,7 @@ for command in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_has_an_example(world: World, command: tuple[str, ...]) -> None:
+def test_help_of_each_command_has_an_example(world: World, command: tuple[str, ...]) -> None:
     text = world.run(*command, "--help").stdout
     assert f"Example: doll {' '.join(command)}" in text
 
@@ -70,7 +70,7 @@ def paths(command: Any, *before: str) -> Iterator[str]:  # noqa: ANN401 -- typer
         yield from paths(inner, *before, name)
 
 
-def test_paragraphs_of_help_are_as_wide_as_the_terminal(world: World) -> None:
+def test_help_paragraphs_are_as_wide_as_the_terminal(world: World) -> None:
     shown = {line.strip() for line in world.run("produce", "--help").stdout.splitlines()}
     first, second, *_ = cleandoc(produce.produce.__doc__ or "").split("\n\n")
     # The source's line breaks are kept.
@@ -78,7 +78,7 @@ def test_paragraphs_of_help_are_as_wide_as_the_terminal(world: World) -> None:
     assert {first, second.replace("\n", " ")} < shown
 
 
-def test_no_help_loads_what_only_commands_and_services_need() -> None:
+def test_help_does_not_import_what_only_commands_need() -> None:
     commands = [*paths(get_command(app))]
     assert {"", "job submit", "demo", "worker"} < set(commands)
 
@@ -93,7 +93,7 @@ def test_no_help_loads_what_only_commands_and_services_need() -> None:
     assert answered.stdout.splitlines() == [f"{command} []" for command in commands]
 
 
-def test_a_command_that_runs_collects_garbage(world: World) -> None:
+def test_running_command_enables_garbage_collection(world: World) -> None:
     # `doll` does the same while it imports.
     gc.disable()
     try:
@@ -103,7 +103,7 @@ def test_a_command_that_runs_collects_garbage(world: World) -> None:
         gc.enable()
 
 
-def test_the_version_is_shown(world: World) -> None:
+def test_version_option_prints_the_version(world: World) -> None:
     assert world.run("--version").stdout == f"doll {version('doll')}\n"
 
 
@@ -111,7 +111,7 @@ def test_the_version_is_shown(world: World) -> None:
     ("typed", "completed"),
     [("doll job su", "submit"), ("doll ke", "key"), ("doll --vers", "--version")],
 )
-def test_shells_complete_commands_and_options(typed: str, completed: str) -> None:
+def test_shell_completion_finds_commands_and_options(typed: str, completed: str) -> None:
     asked = {"_DOLL_COMPLETE": "complete_bash", "COMP_WORDS": typed}
     asked |= {"COMP_CWORD": str(typed.count(" "))}
     answered = CliRunner().invoke(app, [], prog_name="doll", obj=Ways(_connect_none), env=asked)
@@ -122,7 +122,7 @@ def _connect_none(_: Settings) -> Outside:
     raise AssertionError("nothing is opened for a completion")
 
 
-def test_options_stand_above_the_environment(world: World) -> None:
+def test_options_take_precedence_over_the_environment(world: World) -> None:
     seen = list["Settings"]()
 
     def connect(settings: Settings) -> Outside:
@@ -145,17 +145,17 @@ def test_options_stand_above_the_environment(world: World) -> None:
     )
 
 
-def test_an_option_that_makes_no_sense_is_named(world: World) -> None:
+def test_invalid_option_value_is_reported_with_its_setting(world: World) -> None:
     result = world.run("--api", "models", "job", "list", code=exits.REFUSED)
     assert result.stderr.startswith("error: DOLL_API: must be ")
 
 
-def test_a_command_line_that_is_wrong_says_so(world: World) -> None:
+def test_wrong_command_line_returns_the_usage_status(world: World) -> None:
     world.run("job", "sumbit", code=exits.USAGE)
     world.run("produce", "digits", code=exits.USAGE)
 
 
-def test_a_server_that_is_away_is_reported_in_one_line_with_what_to_do(world: World) -> None:
+def test_unavailable_server_is_reported_in_one_line_with_a_remedy(world: World) -> None:
     world.log.go_away()
     for option, *command in (
         ("--api", "job", "list"),

@@ -64,7 +64,7 @@ def happened(world: World, claims: tuple[Claim, ...], audit: tuple[AuditRecord, 
     world.write("doll.digits.updates", *map(encode_audit, audit))
 
 
-def test_a_whole_history_is_shown_by_version(world: World) -> None:
+def test_audit_lists_a_complete_history_by_version(world: World) -> None:
     happened(
         world,
         CLAIMS,
@@ -76,7 +76,7 @@ def test_a_whole_history_is_shown_by_version(world: World) -> None:
     assert "digits: whole: 4 records built 1 versions, each of them once" in result.stdout
 
 
-def test_json_holds_everything(world: World) -> None:
+def test_audit_json_contains_everything(world: World) -> None:
     happened(world, CLAIMS, (LEAD, update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4))))
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     assert data["whole"] is True
@@ -96,7 +96,7 @@ def test_json_holds_everything(world: World) -> None:
         ((update(1, batch(0, 0, 2)), update(2, batch(1, 2, 5))), "overlap: clinic-a[0]@2:5"),
     ],
 )
-def test_a_flaw_is_named_and_ends_with_its_own_status(
+def test_audit_names_a_flaw_and_returns_its_own_status(
     world: World, updates: tuple[UpdateApplied, ...], flaw: str
 ) -> None:
     happened(world, CLAIMS, (LEAD, *updates))
@@ -107,7 +107,7 @@ def test_a_flaw_is_named_and_ends_with_its_own_status(
     assert data["whole"] is False
 
 
-def test_what_was_deleted_untrained_is_reported_and_then_the_audit_is_not_called_whole(
+def test_audit_with_expired_records_reports_them_and_is_not_whole(
     world: World,
 ) -> None:
     #  0     2          4               5
@@ -129,7 +129,7 @@ def test_what_was_deleted_untrained_is_reported_and_then_the_audit_is_not_called
     assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
 
 
-def test_what_was_deleted_of_a_partition_that_was_added_is_reported_too(world: World) -> None:
+def test_audit_reports_expired_records_of_an_added_partition(world: World) -> None:
     submitted(world)
     world.log.add_partitions("clinic-a", 2)
     added = Partition("clinic-a", 1)
@@ -144,7 +144,7 @@ def test_what_was_deleted_of_a_partition_that_was_added_is_reported_too(world: W
     assert (data["expired"], data["expired_records"]) == (["clinic-a[1]@0:2"], 2)
 
 
-def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
+def test_audit_does_not_count_updates_that_a_takeover_reverted(world: World) -> None:
     happened(
         world,
         CLAIMS,
@@ -160,7 +160,7 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
     assert "updates taken back: 1" in result.stdout
 
 
-def test_audit_of_an_asynchronous_job_shows_how_stale_each_update_is(world: World) -> None:
+def test_audit_of_an_asynchronous_job_shows_staleness_of_each_update(world: World) -> None:
     synchrony = Synchrony(1, staleness=2)
     stale = replace(update(2, batch(1, 2, 4)), synchrony=synchrony, base=0, scale=0.5, rate=0.05)
     happened(world, CLAIMS, (LEAD, replace(update(1, batch(0, 0, 2)), synchrony=synchrony), stale))
@@ -176,7 +176,7 @@ def test_audit_of_an_asynchronous_job_shows_how_stale_each_update_is(world: Worl
     assert versions == [("stale", 0, 1.0, None, as_json), ("stale", 1, 0.5, 0.05, as_json)]
 
 
-def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
+def test_audit_skips_records_that_do_not_parse(world: World) -> None:
     submitted(world)
     world.write("doll.digits.control", b"garbage", encode_claim(claim(0, 2)))
     world.write(
@@ -185,7 +185,7 @@ def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
     assert "whole: 2 records" in world.run("audit", "digits").stdout
 
 
-def test_records_of_a_later_format_are_not_passed_over(world: World) -> None:
+def test_audit_fails_on_records_of_a_later_format(world: World) -> None:
     submitted(world)
     world.write("doll.digits.control", b'{"type":"merged","format":2}')
     world.write("doll.digits.updates", encode_audit(LEAD))
@@ -194,14 +194,14 @@ def test_records_of_a_later_format_are_not_passed_over(world: World) -> None:
     assert "run a newer doll" in said
 
 
-def test_topics_that_lost_their_beginning_cannot_be_audited(world: World) -> None:
+def test_audit_of_topics_that_lost_their_beginning_is_incomplete(world: World) -> None:
     happened(world, CLAIMS, (LEAD,))
     world.log.expire(Partition("doll.digits.control", 0), 1)
     result = world.run("audit", "digits", code=exits.AUDIT_INCOMPLETE)
     assert "doll.digits.control begins at 1" in result.stderr
 
 
-def test_only_the_last_versions_are_shown(world: World) -> None:
+def test_audit_with_last_option_shows_only_the_last_versions(world: World) -> None:
     updates = [update(n + 1, batch(n, 2 * n, 2 * n + 2)) for n in range(30)]
     claims = tuple(claim(2 * n, 2 * n + 2) for n in range(30))
     happened(world, claims, (LEAD, *updates))
@@ -213,7 +213,7 @@ def test_only_the_last_versions_are_shown(world: World) -> None:
 
 
 @given(st.sets(st.integers(0, 20), min_size=1))
-def test_merged_spans_hold_the_same_offsets_and_never_touch(offsets: set[int]) -> None:
+def test_merged_spans_contain_the_same_offsets_and_never_touch(offsets: set[int]) -> None:
     joined = merged([span(offset, offset + 1) for offset in offsets])
     assert {o for each in joined for o in range(each.start, each.end)} == offsets
     assert all(a.end < b.start for a, b in pairwise(joined))

@@ -28,7 +28,7 @@ def lose(world: World) -> None:
         world.log.recreate(topic)
 
 
-def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -> None:
+def test_restore_brings_back_jobs_and_keys_unchanged(world: World, tmp_path: Path) -> None:
     submitted(world)
     file = tmp_path / "backup.json"
     world.run("key", "create", "page", "--role", "viewer")
@@ -48,7 +48,7 @@ def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -
     assert world.run("restore", str(file)).stdout.count(": 0 records restored") == 2
 
 
-def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_path: Path) -> None:
+def test_restore_over_a_changed_job_needs_the_replace_option(world: World, tmp_path: Path) -> None:
     submitted(world)
     file = str(tmp_path / "backup.json")
     world.run("backup", file)
@@ -68,7 +68,7 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
         ((topics.KEYS,), "has 2 records of doll.keys, and Kafka has 0: it has lost some"),
     ],
 )
-def test_a_topic_that_lost_records_is_not_saved_over_a_good_backup(
+def test_backup_of_a_topic_that_lost_records_keeps_the_previous_file(
     world: World, tmp_path: Path, lost: tuple[str, ...], reason: str
 ) -> None:
     submitted(world)
@@ -84,7 +84,7 @@ def test_a_topic_that_lost_records_is_not_saved_over_a_good_backup(
     assert [each.name for each in tmp_path.iterdir()] == ["backup.json"]
 
 
-def test_a_file_that_is_no_backup_is_not_replaced_by_one(world: World, tmp_path: Path) -> None:
+def test_backup_does_not_overwrite_a_file_that_is_no_backup(world: World, tmp_path: Path) -> None:
     submitted(world)
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
@@ -114,13 +114,15 @@ def test_a_file_that_is_no_backup_is_not_replaced_by_one(world: World, tmp_path:
         ).encode(),
     ],
 )
-def test_another_file_is_refused(world: World, tmp_path: Path, content: bytes) -> None:
+def test_restore_of_a_file_that_is_no_backup_is_rejected(
+    world: World, tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "other.json"
     file.write_bytes(content)
     assert "is no backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
 
 
-def test_files_that_cannot_be_read_or_written_are_named(world: World, tmp_path: Path) -> None:
+def test_unreadable_or_unwritable_backup_file_is_named(world: World, tmp_path: Path) -> None:
     submitted(world)
     missing = tmp_path / "missing" / "backup.json"
     assert "cannot be read" in world.run("restore", str(missing), code=exits.REFUSED).stderr

@@ -64,7 +64,7 @@ def drawn(summary: DemoSummary) -> str:
     return console.export_text()
 
 
-def test_a_preemption_happens_once_and_is_made_good_once() -> None:
+def test_preemption_of_the_demo_kills_and_restarts_once() -> None:
     # sent  0 ── 49 │ 50 ──────────────── 100
     # at    0     1 │ 2      6.9 │ 7        9
     #               └ kill       └ restart
@@ -75,7 +75,7 @@ def test_a_preemption_happens_once_and_is_made_good_once() -> None:
     assert preemption.over
 
 
-def test_the_job_of_a_demo_is_one_that_can_be_submitted() -> None:
+def test_demo_job_can_be_submitted() -> None:
     plan = DemoPlan("demo-1", records=100, rate_per_s=10.0, workers=3, seed=7, away_s=1.0)
     spec = plan.job()
     assert spec.name == "demo-1"
@@ -83,7 +83,7 @@ def test_the_job_of_a_demo_is_one_that_can_be_submitted() -> None:
     assert spec.seed == 7
 
 
-def test_with_a_market_the_job_has_a_deadline_and_the_market_can_be_read(tmp_path: Path) -> None:
+def test_demo_with_provisioning_has_a_deadline_and_a_readable_market(tmp_path: Path) -> None:
     plan = DemoPlan("demo-1", records=12_800, rate_per_s=1280.0, workers=4, seed=7, provision=True)
     spec = plan.job()
     assert spec.stop.updates == 100
@@ -98,37 +98,37 @@ def test_with_a_market_the_job_has_a_deadline_and_the_market_can_be_read(tmp_pat
     assert [pool.name for pool in market.spot] == ["spot"]
 
 
-def test_the_example_job_can_be_submitted() -> None:
+def test_example_job_can_be_submitted() -> None:
     assert parse_job(EXAMPLE.read_text()).name == "digits"
 
 
-def test_means_are_weighted_by_samples() -> None:
+def test_mean_accuracy_is_weighted_by_samples() -> None:
     updates = [update(1, accuracy=1.0, samples=30), update(2, accuracy=0.0, samples=10)]
     assert mean_accuracy(updates) == 0.75
     assert mean_accuracy([]) == 0.0
 
 
-def test_a_curve_is_drawn_from_bottom_to_top() -> None:
+def test_sparkline_is_drawn_from_bottom_to_top() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.0] * 50 + [1.0] * 50, width=4) == "▁▁██"
     assert sparkline([]) == ""
     assert thinned([1.0, 3.0, 5.0], 2) == [1.0, 4.0]
 
 
-def test_the_summary_names_its_numbers_as_scripts_expect() -> None:
+def test_demo_summary_has_the_names_that_scripts_expect() -> None:
     data = json.loads(json.dumps(summary().as_data()))
     assert data["test_accuracy"] == 0.9877
     assert (data["records_produced"], data["records_trained"]) == (100, 100)
     assert (data["records_lost"], data["records_duplicated"]) == (0, 0)
 
 
-def test_a_demo_is_sound_only_without_loss_and_flaw() -> None:
+def test_demo_is_sound_only_without_losses_and_flaws() -> None:
     assert summary().sound
     assert not summary(lost=1).sound
     assert not summary(flaws=("gap: a[0]@1:2",)).sound
 
 
-def test_a_bill_is_reported_beside_the_proof() -> None:
+def test_demo_summary_includes_the_bill() -> None:
     found = summary(bill=bill(in_time=True))
     data = json.loads(json.dumps(found.as_data()))
     assert data["spent_usd"] == 0.001235
@@ -144,7 +144,7 @@ def test_a_bill_is_reported_beside_the_proof() -> None:
     ("given", "used"),
     [((), "kafka='' redis=''"), (("--kafka", "k:1"), "kafka='k:1' redis='redis://r:2'")],
 )
-def test_demo_uses_servers_of_the_environment_only_beside_a_kafka_that_is_named(
+def test_demo_uses_redis_of_the_environment_only_with_a_named_kafka(
     given: tuple[str, ...], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def stack(_: object, *, kafka: str, redis: str) -> None:

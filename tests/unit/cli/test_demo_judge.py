@@ -60,7 +60,7 @@ def update(version: int, *batches: Batch) -> UpdateApplied:
     return UpdateApplied(0, version, batches, sum(each.samples for each in batches), 0.5)
 
 
-def test_whatever_was_trained_skipped_expired_or_quarantined_is_not_lost() -> None:
+def test_trained_skipped_expired_and_quarantined_records_are_not_lost() -> None:
     bad = Skipped("a", 0, 12, "too short")
     claims = (
         ready(span(A, 10, 14), span(B, 0, 4), skipped=(bad,)),
@@ -76,13 +76,13 @@ def test_whatever_was_trained_skipped_expired_or_quarantined_is_not_lost() -> No
     assert (found.lost, found.duplicated) == (0, 0)
 
 
-def test_records_that_nobody_claimed_are_lost() -> None:
+def test_unclaimed_records_are_lost() -> None:
     claim = ready(span(A, 10, 14))
     found = account(folded([claim], update(1, batch(0, claim))), FIRST, ends={A: 20, B: 1})
     assert found.lost == 7
 
 
-def test_records_that_were_claimed_and_never_used_are_lost() -> None:
+def test_claimed_but_unused_records_are_lost() -> None:
     claims = (ready(span(A, 10, 14)), ready(span(A, 14, 20)))
     found = account(folded(claims, update(1, batch(0, claims[0]))), FIRST, ends={A: 20, B: 0})
     assert found.lost == 6
@@ -97,7 +97,7 @@ def test_records_in_two_updates_are_counted_as_duplicates(start: int, length: in
     assert found.lost == 0
 
 
-def test_a_duplicate_does_not_hide_a_loss() -> None:
+def test_duplicate_records_do_not_hide_lost_ones() -> None:
     claim = ready(span(A, 10, 15))
     audited = folded([claim], update(1, batch(0, claim)), update(2, batch(0, claim)))
     found = account(audited, FIRST, ends={A: 20, B: 0})
@@ -107,16 +107,14 @@ def test_a_duplicate_does_not_hide_a_loss() -> None:
 @pytest.mark.parametrize(
     "said", [RESULT, f"UserWarning: slow\n{RESULT}", f"{RESULT}\nException ignored in: a thread"]
 )
-def test_result_is_found_beside_warnings_of_libraries(said: str) -> None:
+def test_result_is_found_among_warnings_of_libraries(said: str) -> None:
     assert result_of(0, said) == {"loss": 0.053, "accuracy": 0.986}
 
 
 @pytest.mark.parametrize(
     ("exit_code", "said"), [(1, RESULT), (-9, "it said nothing"), (0, "it said nothing")]
 )
-def test_test_that_failed_or_gave_no_result_is_an_error_with_its_output(
-    exit_code: int, said: str
-) -> None:
+def test_failed_or_empty_test_run_is_an_error_with_its_output(exit_code: int, said: str) -> None:
     with pytest.raises(DollError) as failed:
         result_of(exit_code, said)
     assert str(failed.value) == (

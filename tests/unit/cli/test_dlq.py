@@ -119,7 +119,7 @@ def new(world: World, topic: str = "clinic-a", old: int = 10) -> list[tuple[byte
     return [(each.value, dict(each.headers)["replayed_from"].decode()) for each in records]
 
 
-def test_dead_letters_of_a_job_are_counted_by_reason(world: World) -> None:
+def test_dlq_show_counts_dead_letters_by_reason(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL), (5, NO_LABEL)])
     fail(world, 5, NO_LABEL, job="other")
     quarantine(world)
@@ -133,11 +133,12 @@ def test_dead_letters_of_a_job_are_counted_by_reason(world: World) -> None:
     assert 'no job "other"' in world.run("dlq", "show", "other", code=exits.REFUSED).stderr
 
 
-def test_records_of_one_reason_come_back_with_key_headers_and_their_first_address_once(
+def test_replay_by_reason_writes_records_once_with_key_headers_and_address(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
-    fail(world, 5, NO_LABEL, job="other")  # the same record
+    # It has the address of the same record.
+    fail(world, 5, NO_LABEL, job="other")
     options = ("dlq", "replay", "clinic-a", "--reason", "label")
 
     assert "2 records and 0 batches" not in world.run(*options).stdout
@@ -152,7 +153,7 @@ def test_records_of_one_reason_come_back_with_key_headers_and_their_first_addres
     assert new(world)[2:] == [(b"r4", ADDRESS.format(4))]
 
 
-def test_job_keeps_who_replayed_its_dead_letters_once(world: World) -> None:
+def test_replay_is_recorded_once_in_the_changes_of_the_job(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
     fail(world, 5, NO_LABEL, job="of-nobody")
     for _ in range(2):
@@ -163,7 +164,7 @@ def test_job_keeps_who_replayed_its_dead_letters_once(world: World) -> None:
     ]
 
 
-def test_a_dry_run_counts_and_writes_nothing(world: World) -> None:
+def test_dry_run_counts_and_writes_nothing(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN)])
     quarantine(world)
 
@@ -174,12 +175,14 @@ def test_a_dry_run_counts_and_writes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--all", "--reason", "x"), ("--all", "--to", "a.dlq")])
-def test_what_is_meant_must_be_said(world: World, options: tuple[str, ...]) -> None:
+def test_replay_with_missing_or_conflicting_options_is_rejected(
+    world: World, options: tuple[str, ...]
+) -> None:
     happened(world)
     world.run("dlq", "replay", "clinic-a", *options, code=exits.REFUSED)
 
 
-def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(world: World) -> None:
+def test_record_that_failed_again_is_replayed_only_with_the_again_option(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL)])
     world.log.create_topics([NewTopic("other"), NewTopic("other.dlq")])
     world.run("dlq", "replay", "clinic-a", "--all", "--to", "other")
@@ -195,7 +198,7 @@ def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(wor
     assert new(world) == [(b"r3", ADDRESS.format(3))]
 
 
-def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_whole_of_it(
+def test_deleted_record_is_replayed_from_a_complete_dead_letter_only(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
@@ -220,7 +223,7 @@ def stream_from(world: World, offset: int) -> list[LogRecord]:
     return world.log.tail(Partition("clinic-a", 0), offset).read(100, 0.0)
 
 
-def test_a_batch_is_replayed_once_and_cannot_be_requeued_then(world: World) -> None:
+def test_batch_is_replayed_once_and_cannot_be_requeued_afterwards(world: World) -> None:
     happened(world)
     quarantine(world)
 
@@ -233,7 +236,7 @@ def test_a_batch_is_replayed_once_and_cannot_be_requeued_then(world: World) -> N
     assert len(new(world)) == 2
 
 
-def test_a_batch_that_was_requeued_is_not_replayed(world: World) -> None:
+def test_requeued_batch_is_not_replayed(world: World) -> None:
     happened(world)
     quarantine(world)
     world.write(UPDATES, wire.encode_audit(Requeued(POISON, "ada", 1.0)))
@@ -244,7 +247,9 @@ def test_a_batch_that_was_requeued_is_not_replayed(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", [("dlq", "replay", "clinic-a"), ("job", "replay", "digits")])
-def test_a_replay_that_died_once_its_quarantine_was_final_goes_on(command: tuple[str, ...]) -> None:
+def test_replay_interrupted_after_its_final_quarantine_record_continues(
+    command: tuple[str, ...],
+) -> None:
     log = MortalLog()
     world = World(log)
     happened(world)
@@ -278,7 +283,7 @@ class BusyLog(MemoryLog):
 
 
 @pytest.mark.parametrize("command", [("dlq", "replay", "clinic-a"), ("job", "replay", "digits")])
-def test_what_another_command_wrote_until_it_was_ended_is_not_written_again(
+def test_records_that_a_concurrent_command_replayed_are_not_written_again(
     command: tuple[str, ...],
 ) -> None:
     log = BusyLog()
@@ -299,7 +304,7 @@ def audit(world: World) -> list[object]:
 
 
 @pytest.mark.parametrize("survived", range(4))
-def test_a_replay_that_dies_anywhere_goes_on_where_it_stopped(
+def test_interrupted_replay_continues_where_it_stopped(
     survived: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "_RECORDS", 3)
@@ -322,7 +327,7 @@ OVERLAPPING = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 2, 6),), 4)
 
 
 @pytest.mark.parametrize("survived", range(3))
-def test_records_that_two_jobs_quarantined_are_written_once_wherever_a_replay_dies(
+def test_records_quarantined_by_two_jobs_are_written_once_despite_interruptions(
     survived: int,
 ) -> None:
     # digits   r0 (r1 does not decode) r2
@@ -345,7 +350,7 @@ def test_records_that_two_jobs_quarantined_are_written_once_wherever_a_replay_di
 
 
 @pytest.mark.parametrize("survived", range(2))
-def test_a_batch_that_two_jobs_replay_by_themselves_is_written_once(survived: int) -> None:
+def test_batch_replayed_by_two_jobs_is_written_once(survived: int) -> None:
     log = MortalLog()
     world = World(log)
     happened(world)
@@ -361,7 +366,7 @@ def test_a_batch_that_two_jobs_replay_by_themselves_is_written_once(survived: in
     assert [value for value, _ in new(world)] == [b"r0", b"r2"]
 
 
-def test_a_bad_record_inside_a_batch_that_was_replayed_is_still_to_be_replayed(
+def test_bad_record_inside_a_replayed_batch_can_still_be_replayed(
     world: World,
 ) -> None:
     happened(world, bad=[(1, NO_LABEL)])
@@ -373,7 +378,7 @@ def test_a_bad_record_inside_a_batch_that_was_replayed_is_still_to_be_replayed(
     assert [value for value, _ in new(world)] == [b"r0", b"r2", b"r1"]
 
 
-def test_dead_letters_of_a_topic_that_was_made_anew_are_replayed_by_themselves(
+def test_dead_letters_of_a_recreated_topic_are_replayed_separately(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
@@ -392,7 +397,7 @@ def test_dead_letters_of_a_topic_that_was_made_anew_are_replayed_by_themselves(
     assert sorted(new(world)) == [(b"n3", ADDRESS.format(3)), (b"r5", ADDRESS.format(5))]
 
 
-def test_a_batch_of_a_topic_that_was_made_anew_is_not_read_from_the_new_one(world: World) -> None:
+def test_batch_of_a_recreated_topic_is_not_read_from_the_new_one(world: World) -> None:
     happened(world)
     quarantine(world)
     world.log.recreate("clinic-a")
@@ -407,7 +412,7 @@ def test_a_batch_of_a_topic_that_was_made_anew_is_not_read_from_the_new_one(worl
     assert new(world) == []
 
 
-def test_dead_letter_behind_a_note_is_new_unless_its_job_had_one_before(world: World) -> None:
+def test_dead_letter_after_a_replay_is_new_only_for_another_job(world: World) -> None:
     #   letter of digits   replayed   the same letter, of a new leader   a letter of other
     happened(world, bad=[(3, NO_LABEL)])
     world.run("dlq", "replay", "clinic-a", "--all")
@@ -422,7 +427,7 @@ def test_dead_letter_behind_a_note_is_new_unless_its_job_had_one_before(world: W
     assert [value for value, _ in new(world)] == [b"r3", b"r3"]
 
 
-def test_what_was_written_to_one_topic_is_not_what_was_written_to_another(world: World) -> None:
+def test_replay_to_one_topic_does_not_count_for_another(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL)])
     world.log.create_topics([NewTopic("fixed")])
     for _ in range(2):
@@ -433,7 +438,7 @@ def test_what_was_written_to_one_topic_is_not_what_was_written_to_another(world:
 
 
 @pytest.mark.parametrize("replays", range(3))
-def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replayed(
+def test_compacted_dead_letter_topic_keeps_dead_letters_and_replays(
     world: World, replays: int
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
@@ -447,7 +452,8 @@ def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replay
         for record in stream(world, "clinic-a.dlq"):
             if newest[record.key] != record.offset:
                 world.log.punch(Partition("clinic-a.dlq", 0), record.offset)
-        fail(world, 3)  # a new leader
+        # A new leader writes it again.
+        fail(world, 3)
 
     shown = {
         (job, *map(int, line.split()[1:4]))
@@ -465,7 +471,7 @@ def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replay
     assert sorted(value or b"" for value, _ in new(world)) == [b"r0", b"r2", b"r3", b"r4"]
 
 
-def test_a_forged_note_about_more_records_than_there_can_be_is_ignored(world: World) -> None:
+def test_forged_replay_note_about_too_many_records_is_ignored(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL)])
     place = TopicIdPartition(topic_id(world), Partition("clinic-a", 0))
     forged = Note(place, 0, 2**62, "clinic-a", frozenset({"digits"})).record

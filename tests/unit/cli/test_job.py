@@ -58,7 +58,7 @@ def submitted(world: World) -> None:
     world.run("job", "submit", "-", typed=JOB)
 
 
-def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
+def test_submit_creates_a_job_from_a_file(world: World, file: str) -> None:
     world.log.create_topics([NewTopic("clinic-a", 3)])
     result = world.run("job", "submit", file)
     assert result.stdout == "job digits submitted: 3 partitions of clinic-a, from earliest on\n"
@@ -79,7 +79,7 @@ def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
         ("classes: 10", "clases: 10", "its options are classes, channels, height, width, network"),
     ],
 )
-def test_a_bad_job_is_refused_by_name_and_nothing_is_posted(
+def test_submit_of_an_invalid_job_names_the_field_and_creates_nothing(
     world: World, old: str, new: str, message: str
 ) -> None:
     world.log.create_topics([NewTopic("clinic-a")])
@@ -89,7 +89,7 @@ def test_a_bad_job_is_refused_by_name_and_nothing_is_posted(
     assert "no jobs yet" in world.run("job", "list").stdout
 
 
-def test_a_job_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> None:
+def test_submit_of_an_unreadable_file_names_it(world: World, tmp_path: Path) -> None:
     result = world.run("job", "submit", str(tmp_path / "gone.yaml"), code=exits.REFUSED)
     assert "gone.yaml: there is no such file" in result.stderr
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
@@ -99,7 +99,7 @@ def test_a_job_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -
     assert "-: cannot be read as text" in result.stderr
 
 
-def test_a_job_is_paused_resumed_and_stopped(world: World) -> None:
+def test_job_can_be_paused_resumed_and_stopped(world: World) -> None:
     submitted(world)
     world.run("job", "pause", "digits", "--reason", "prices are high")
     assert "prices are high" in world.run("job", "list").stdout
@@ -112,7 +112,7 @@ def test_a_job_is_paused_resumed_and_stopped(world: World) -> None:
     assert "waiting for a coordinator" in world.run("job", "list").stdout
 
 
-def test_a_job_is_changed_with_its_reason(world: World) -> None:
+def test_change_prints_the_settings_and_records_the_reason(world: World) -> None:
     submitted(world)
     options = ("--deadline", "60", "--group-size", "4", "--batch-size", "8")
     result = world.run(
@@ -129,7 +129,7 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
     assert result.stdout == "job digits has these settings already: nothing was changed\n"
 
 
-def test_a_jobs_blocks_are_changed(world: World) -> None:
+def test_change_accepts_blocks_of_settings(world: World) -> None:
     submitted(world)
     for options, expected in (
         (("--synchronisation", "stale"), 'synchronisation {"mode": "stale"}'),
@@ -169,15 +169,13 @@ def test_a_jobs_blocks_are_changed(world: World) -> None:
         (("--compression", "1.5"), "compression: must be a mapping of fields to values"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_refused(
-    world: World, options: tuple[str, ...], message: str
-) -> None:
+def test_invalid_change_is_rejected(world: World, options: tuple[str, ...], message: str) -> None:
     submitted(world)
     assert message in world.run("job", "change", "digits", *options, code=exits.REFUSED).stderr
     assert json.loads(world.run("job", "show", "digits").stdout)["revision"] == 0
 
 
-def test_only_a_stopped_job_is_deleted(world: World) -> None:
+def test_delete_needs_a_stopped_job(world: World) -> None:
     submitted(world)
     result = world.run("job", "delete", "digits", code=exits.REFUSED)
     assert "is running: stop it first, with `doll job stop digits`" in result.stderr
@@ -186,7 +184,7 @@ def test_only_a_stopped_job_is_deleted(world: World) -> None:
     assert "no jobs yet" in world.run("job", "list").stdout
 
 
-def test_a_purge_says_what_it_removes_asks_and_makes_the_name_free(world: World) -> None:
+def test_purge_lists_what_it_removes_asks_and_frees_the_name(world: World) -> None:
     submitted(world)
     world.write("doll.digits.updates", b"{}", b"{}")
     world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
@@ -211,7 +209,7 @@ def test_a_purge_says_what_it_removes_asks_and_makes_the_name_free(world: World)
     assert 'there is no job "digit", and nothing is left of one' in output
 
 
-def test_a_job_that_is_not_there_is_refused(world: World) -> None:
+def test_command_for_an_unknown_job_is_rejected(world: World) -> None:
     for command in ("show", "pause", "resume", "stop", "delete", "watch"):
         result = world.run("job", command, "digit", code=exits.REFUSED)
         assert 'there is no job "digit"' in result.stderr
@@ -260,7 +258,7 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "0.2500" in shown
 
 
-def test_show_says_that_a_single_record_waits_and_prints_json_alone(
+def test_show_reports_a_single_waiting_record_beside_its_json(
     world: World,
 ) -> None:
     submitted(world)
@@ -278,7 +276,7 @@ def test_show_says_that_a_single_record_waits_and_prints_json_alone(
     assert "workers 1" in world.run("job", "watch", "digits", "--once").stdout
 
 
-def test_list_as_json_has_each_job_and_its_state(world: World) -> None:
+def test_list_json_contains_each_job_and_its_state(world: World) -> None:
     submitted(world)
     found = json.loads(world.run("job", "list", "--json").stdout)
     assert [(each["id"], each["state"]) for each in found["jobs"]] == [
@@ -287,7 +285,7 @@ def test_list_as_json_has_each_job_and_its_state(world: World) -> None:
     assert found["unreadable"] == []
 
 
-def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
+def test_list_in_a_file_is_not_truncated(world: World) -> None:
     submitted(world)
     (line,) = (
         each for each in world.run("job", "list").stdout.splitlines() if each.startswith(" digits ")
@@ -296,7 +294,7 @@ def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
     assert "waiting for a coordinator" in line
 
 
-def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
+def test_watch_without_a_terminal_writes_a_line_per_change(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(world)
@@ -323,7 +321,7 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
     assert "  loss 0.2500  accuracy 0.5000  " in lines[-1]
 
 
-def test_watch_shows_how_workers_are_synchronised(world: World) -> None:
+def test_watch_shows_the_synchronisation_mode(world: World) -> None:
     submitted(world)
     world.run("job", "change", "digits", "--synchronisation", "stale")
     shown = world.run("job", "watch", "digits", "--once").stdout
@@ -339,7 +337,7 @@ def test_watch_shows_how_workers_are_synchronised(world: World) -> None:
     assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 
-def test_watch_shows_what_is_of_the_last_minute_apart(world: World) -> None:
+def test_watch_shows_metrics_of_the_last_minute_separately(world: World) -> None:
     submitted(world)
     made = replace(update(0, 1), metrics={"accuracy": 0.25, "auc": 0.75, "f1": 0.5})
     world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(made))
@@ -348,7 +346,7 @@ def test_watch_shows_what_is_of_the_last_minute_apart(world: World) -> None:
     assert shown.count("auc") == 1
 
 
-def test_watch_and_list_show_what_expired(world: World) -> None:
+def test_watch_and_list_show_expired_records(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1)
@@ -371,7 +369,7 @@ def lost_after_training(world: World) -> None:
     world.write("doll.digits.control", encode_claim(opened))
 
 
-def test_watch_and_list_show_what_was_trained_and_then_lost(world: World) -> None:
+def test_watch_and_list_show_records_trained_and_then_lost(world: World) -> None:
     submitted(world)
     assert "trained, then lost 0\n" in world.run("job", "watch", "digits", "--once").stdout
     lost_after_training(world)
@@ -380,7 +378,7 @@ def test_watch_and_list_show_what_was_trained_and_then_lost(world: World) -> Non
     assert line[head.index("quarantined") :].split()[:3] == ["0", "0", "1"]
 
 
-def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
+def test_watch_shows_the_current_lag_without_a_checkpoint(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
@@ -388,14 +386,13 @@ def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
     world.write("doll.digits.updates", *map(encode_audit, records))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)
-    board.put_leader_status(
-        LeaderStatus(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {})
-    )  # no checkpoint
+    # There is no checkpoint.
+    board.put_leader_status(LeaderStatus(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {}))
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
 
 
-def test_watch_goes_on_without_redis(world: World) -> None:
+def test_watch_works_without_redis(world: World) -> None:
     submitted(world)
     world.redis.kill()
     shown = world.run("job", "watch", "digits", "--once").stdout
@@ -403,7 +400,7 @@ def test_watch_goes_on_without_redis(world: World) -> None:
     assert "no update yet" in shown
 
 
-def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -> None:
+def test_list_shows_the_state_of_each_job_and_its_unused_records(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, skipped=2)
@@ -421,7 +418,7 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
     assert "Redis is unavailable" in world.run("job", "list").stdout
 
 
-def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> None:
+def test_held_job_shows_its_reason_and_traceback(world: World) -> None:
     submitted(world)
     job_store = JobStore(world.log)
     job_store.hold(
@@ -436,7 +433,7 @@ def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> 
     assert shown.stderr == "digits is held: its task raises KeyError\nTraceback:\n  \\x1b[31mboom\n"
 
 
-def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(world: World) -> None:
+def test_stop_of_a_finished_job_leaves_it_finished_and_says_so(world: World) -> None:
     submitted(world)
     JobStore(world.log).finish("digits", "400 updates applied", 0)
     output = world.run("job", "stop", "digits", "--reason", "enough").stdout
@@ -447,7 +444,7 @@ def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(worl
     assert output == "job digits is stopped: enough\n"
 
 
-def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
+def test_job_with_deleted_topics_is_listed_and_watched(world: World) -> None:
     submitted(world)
     world.log.delete_topics(["doll.digits.updates"])
     job_store = JobStore(world.log)
@@ -456,7 +453,7 @@ def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None
         assert "does not exist any more" in world.run(*command).stdout
 
 
-def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) -> None:
+def test_list_shows_an_unparsable_record_with_its_offset(world: World) -> None:
     submitted(world)
     writer = world.log.writer()
     writer.append("doll.jobs", b'{"spec": {}}', key=b"letters", headers=[(NUMBER, b"1")])
@@ -466,7 +463,7 @@ def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) ->
     assert "unreadable: the record of 'letters' at offset 1 of doll.jobs: job record: " in shown
 
 
-def test_job_is_resumed_after_a_loss_by_a_request_of_its_own(world: World) -> None:
+def test_resume_after_loss_needs_a_held_job(world: World) -> None:
     submitted(world)
     refused = world.run("job", "resume", "digits", "--after-loss", code=3)
     assert "is not held" in refused.stderr
@@ -482,7 +479,7 @@ def test_job_is_resumed_after_a_loss_by_a_request_of_its_own(world: World) -> No
     assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, True)
 
 
-def test_job_that_waits_for_a_checkpoint_is_resumed_without_it(world: World) -> None:
+def test_resume_after_loss_continues_without_the_awaited_checkpoint(world: World) -> None:
     submitted(world)
     world.board("digits").put_unable("c1", f"{AWAITED}7-40, but the list is empty", 60.0)
 
@@ -492,7 +489,7 @@ def test_job_that_waits_for_a_checkpoint_is_resumed_without_it(world: World) -> 
     assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, False)
 
 
-def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:
+def test_resume_reads_a_recreated_topic_from_the_given_position(world: World) -> None:
     submitted(world)
     job_store = JobStore(world.log)
     job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")

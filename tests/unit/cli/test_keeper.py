@@ -57,7 +57,7 @@ def next_pause_s(keeper: Keeper, guest: Guest, now: float, code: int = 1) -> flo
     return pause_s
 
 
-def test_process_that_runs_is_left_alone() -> None:
+def test_running_process_is_left_alone() -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0)
     assert [keeper.look(now) for now in (1.0, 100.0, 1000.0)] == ["", "", ""]
@@ -84,7 +84,7 @@ def test_death_is_reported_once_in_one_line(code: int, line: str) -> None:
     assert guest.starts == 1
 
 
-def test_process_without_a_word_is_reported_as_well() -> None:
+def test_death_of_a_silent_process_is_reported() -> None:
     guest = Guest()
     guest.exit_code, guest.words = 1, ""
     assert "it said last: nothing;" in Keeper(guest, 0.0).look(1.0)
@@ -102,7 +102,7 @@ def test_pause_doubles_after_each_short_life_up_to_the_longest() -> None:
     assert pauses == [1, 2, 4, 8, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
 
 
-def test_pause_is_the_first_one_again_after_a_long_life() -> None:
+def test_pause_is_reset_after_a_long_life() -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0)
     assert next_pause_s(keeper, guest, 3.0) == 1
@@ -110,7 +110,7 @@ def test_pause_is_the_first_one_again_after_a_long_life() -> None:
     assert next_pause_s(keeper, guest, 12.0 + LONG_LIFE_S) == 1
 
 
-def test_guest_that_always_dies_is_never_given_up() -> None:
+def test_process_that_always_dies_is_never_given_up() -> None:
     guest = Guest()
     keeper, now = Keeper(guest, 0.0), 0.0
     for _ in range(2000):
@@ -118,7 +118,7 @@ def test_guest_that_always_dies_is_never_given_up() -> None:
     assert guest.starts == 2000
 
 
-def test_essential_process_is_given_up_after_short_lives_in_a_row() -> None:
+def test_essential_process_is_given_up_after_several_short_lives() -> None:
     guest = Guest()
     keeper, now = Keeper(guest, 0.0, essential=True), 0.0
     for _ in range(SHORT_LIVES - 1):
@@ -128,7 +128,7 @@ def test_essential_process_is_given_up_after_short_lives_in_a_row() -> None:
         keeper.look(now)
 
 
-def test_essential_process_that_lives_long_between_deaths_is_kept_up() -> None:
+def test_essential_process_with_long_lives_is_kept_running() -> None:
     guest = Guest()
     keeper, now = Keeper(guest, 0.0, essential=True), 0.0
     for _ in range(3 * SHORT_LIVES):
@@ -136,7 +136,7 @@ def test_essential_process_that_lives_long_between_deaths_is_kept_up() -> None:
         now += next_pause_s(keeper, guest, now)
 
 
-def test_essential_process_with_settings_that_make_no_sense_is_given_up_at_once() -> None:
+def test_essential_process_with_invalid_settings_is_given_up_at_once() -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0, essential=True)
     guest.exit_code = 2
@@ -146,7 +146,7 @@ def test_essential_process_with_settings_that_make_no_sense_is_given_up_at_once(
 
 
 @pytest.mark.parametrize("error", [UnavailableError("no memory\nat all"), OSError(11, "try again")])
-def test_start_that_fails_counts_as_a_death(error: Exception) -> None:
+def test_failed_start_counts_as_a_death(error: Exception) -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0)
     guest.exit_code, guest.refusal = 1, error
@@ -157,7 +157,7 @@ def test_start_that_fails_counts_as_a_death(error: Exception) -> None:
     assert guest.starts == 1
 
 
-def test_process_that_can_never_be_started_again_is_given_up() -> None:
+def test_process_that_can_never_be_restarted_is_given_up() -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0, essential=True)
     guest.exit_code, guest.refusal = -9, DollError("all records are gone")
@@ -166,7 +166,7 @@ def test_process_that_can_never_be_started_again_is_given_up() -> None:
         keeper.look(1.0)
 
 
-def test_all_processes_are_looked_after_until_it_is_over() -> None:
+def test_all_processes_are_watched_until_the_end() -> None:
     first, second, reported, now = Guest(), Guest(), list[str](), 0.0
 
     def sleep(seconds: float) -> None:

@@ -21,7 +21,7 @@ def role_of(world: World, key: str) -> str | None:
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_only_the_key_goes_to_standard_output_and_it_lets_in(world: World, role: str) -> None:
+def test_create_prints_only_the_key_to_stdout_and_the_key_is_valid(world: World, role: str) -> None:
     made = world.run("key", "create", "page", "--role", role)
     key = made.stdout.removesuffix("\n")
     assert role_of(world, key) == role
@@ -29,7 +29,7 @@ def test_only_the_key_goes_to_standard_output_and_it_lets_in(world: World, role:
     assert key not in made.stderr
 
 
-def test_list_shows_all_but_the_key_and_its_hash(world: World) -> None:
+def test_list_shows_neither_keys_nor_their_hashes(world: World) -> None:
     key = world.run("key", "create", "page", "--role", "viewer", "--note", "the [red]wall").stdout
     world.run("key", "create", "ci", "--role", "operator")
     listed = world.run("key", "list").stdout
@@ -46,7 +46,7 @@ def test_list_shows_all_but_the_key_and_its_hash(world: World) -> None:
     assert not any(record.sha256[:8] in listed for record in KeyStore(world.log).read().values())
 
 
-def test_list_shows_who_created_and_who_revoked_a_key(world: World) -> None:
+def test_list_shows_who_created_and_revoked_a_key(world: World) -> None:
     world.run("key", "create", "page", "--role", "viewer")
     world.run("key", "create", "ci", "--role", "viewer")
     world.run("key", "revoke", "page")
@@ -61,11 +61,11 @@ def test_list_shows_who_created_and_who_revoked_a_key(world: World) -> None:
     assert [each["action"] for each in keys[1]["changes"]] == ["created", "revoked"]
 
 
-def test_without_keys_a_list_says_how_to_make_one(world: World) -> None:
+def test_empty_list_explains_how_to_create_a_key(world: World) -> None:
     assert "`doll key create NAME --role viewer`" in world.run("key", "list").stdout
 
 
-def test_a_revoked_key_lets_nobody_in(world: World) -> None:
+def test_revoked_key_is_invalid(world: World) -> None:
     key = world.run("key", "create", "page", "--role", "viewer").stdout.strip()
     assert world.run("key", "revoke", "page").stdout == 'key "page" is revoked\n'
     assert role_of(world, key) is None
@@ -73,7 +73,7 @@ def test_a_revoked_key_lets_nobody_in(world: World) -> None:
     assert 'there is no key "page"' in missing.stderr
 
 
-def test_a_name_is_given_once(world: World) -> None:
+def test_create_with_a_used_name_is_rejected(world: World) -> None:
     key = world.run("key", "create", "page", "--role", "viewer").stdout.strip()
     again = world.run("key", "create", "page", "--role", "operator", code=exits.REFUSED)
     assert again.stdout == ""
@@ -81,7 +81,7 @@ def test_a_name_is_given_once(world: World) -> None:
     assert role_of(world, key) == "viewer"
 
 
-def test_a_role_has_to_be_said_and_be_one(world: World) -> None:
+def test_create_needs_a_valid_role(world: World) -> None:
     assert "--role" in world.run("key", "create", "page", code=2).stderr
     assert "viewer" in world.run("key", "create", "page", "--role", "owner", code=2).stderr
     assert KeyStore(world.log).read() == {}

@@ -80,26 +80,28 @@ def led(world: World) -> World:
     return world
 
 
-def test_the_newest_that_counts_is_taken_from_a_checkpoint(led: World, tmp_path: Path) -> None:
+def test_pull_takes_the_newest_effective_checkpoint(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     # The second leader rolled this version back.
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))
     assert pulled(led, tmp_path) == 1.0
 
 
-def test_a_hot_snapshot_is_taken_where_it_is_newer(led: World, tmp_path: Path) -> None:
+def test_pull_takes_a_hot_snapshot_if_it_is_newer(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))
     led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
     assert pulled(led, tmp_path) == 3.0
 
 
-def test_a_version_can_be_asked_for(led: World, tmp_path: Path) -> None:
+def test_pull_takes_the_requested_version(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     assert pulled(led, tmp_path, "--version", "0") == 0.5
 
 
-def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Path) -> None:
+def test_pull_best_takes_the_effective_version_with_the_lowest_loss(
+    led: World, tmp_path: Path
+) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))  # no update yet, so no loss
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     # The second leader rolled this version back.
@@ -110,7 +112,7 @@ def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Pa
     assert pulled(led, tmp_path, "--version", "best") == 1.0
 
 
-def test_a_version_that_makes_no_sense_is_refused(led: World, tmp_path: Path) -> None:
+def test_pull_of_an_invalid_version_is_rejected(led: World, tmp_path: Path) -> None:
     arguments = (
         "model",
         "pull",
@@ -124,28 +126,26 @@ def test_a_version_that_makes_no_sense_is_refused(led: World, tmp_path: Path) ->
     assert 'a version is a number, "newest" or "best", got "-1"' in result.stderr
 
 
-def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
-    led: World, tmp_path: Path
-) -> None:
+def test_pull_of_an_unknown_version_lists_the_known_ones(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"), "--version", "7")
     result = led.run(*arguments, code=exits.REFUSED)
     assert "no version 7 is kept that counts by the audit; kept: 1" in result.stderr
 
 
-def test_before_there_is_a_model_that_is_said(led: World, tmp_path: Path) -> None:
+def test_pull_before_the_first_model_says_that_none_exists(led: World, tmp_path: Path) -> None:
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"))
     result = led.run(*arguments, code=exits.REFUSED)
     assert "no model is kept that counts by the audit; kept: none yet" in result.stderr
 
 
-def test_without_redis_checkpoints_are_enough(led: World, tmp_path: Path) -> None:
+def test_pull_takes_a_checkpoint_without_redis(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     led.redis.kill()
     assert pulled(led, tmp_path) == 1.0
 
 
-def test_a_torn_checkpoint_is_passed_over(led: World, tmp_path: Path) -> None:
+def test_pull_skips_a_torn_checkpoint(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     (part,) = [n for n in led.blobs.names("") if n.endswith("000000000001/trainer.safetensors")]
@@ -154,14 +154,14 @@ def test_a_torn_checkpoint_is_passed_over(led: World, tmp_path: Path) -> None:
     assert pulled(led, tmp_path) == 0.5
 
 
-def test_a_file_that_cannot_be_written_is_named(led: World, tmp_path: Path) -> None:
+def test_pull_names_a_file_that_cannot_be_written(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     output = str(tmp_path / "no" / "folder.safetensors")
     result = led.run("model", "pull", "digits", "-o", output, code=exits.REFUSED)
     assert "cannot be written" in result.stderr
 
 
-def test_a_snapshot_survives_both_ways_of_keeping_it(world: World) -> None:
+def test_snapshot_survives_redis_and_storage_formats(world: World) -> None:
     kept = saved(0, ModelId(0, 1), 2, 1.0)
     keep(world, kept)
     stored = from_checkpoint(CheckpointStore(world.blobs, "digits").open(kept.name))
@@ -186,7 +186,7 @@ def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
         from_checkpoint(store.open(ModelId(0, 2)))
 
 
-def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: World) -> None:
+def test_snapshot_of_a_later_format_is_distinguished_from_a_torn_one(world: World) -> None:
     newer = msgspec.msgpack.encode({"format": 2, "everything": "else"})
     store = CheckpointStore(world.blobs, "digits")
     store.save(ModelId(0, 1), {"protocol.msgpack": newer, "trainer.safetensors": b""}, 0.0)
@@ -196,7 +196,7 @@ def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: Wo
         from_checkpoint(store.open(ModelId(0, 1)))
 
 
-def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> None:
+def test_model_list_shows_effective_versions_and_their_place(led: World) -> None:
     assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     # The second leader rolled this version back.
@@ -209,7 +209,7 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
 
 # The file's content is tested in learning/test_export.py. This test loads a compiler twice.
 @once_changed("common/jobs/export", "common/learning/", "services/cli/commands/model")
-def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path) -> None:
+def test_export_runs_in_its_own_process(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     output = tmp_path / "digits.pt2"
     assert pulled(led, tmp_path) == 1.0
@@ -221,7 +221,7 @@ def test_a_model_is_exported_by_a_process_of_its_own(led: World, tmp_path: Path)
     assert outputs.shape == (5, 10)
 
 
-def test_what_cannot_be_exported_is_refused_in_a_line(world: World, tmp_path: Path) -> None:
+def test_export_that_is_impossible_is_rejected_in_one_line(world: World, tmp_path: Path) -> None:
     for name, said in (
         ("digits.pt", ".pt2 or .onnx"),
         ("no/folder/digits.pt2", "cannot be written"),
@@ -232,7 +232,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line(world: World, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.pt2", "x.onnx", "x"])
-def test_file_of_another_format_is_refused_before_anything_is_read(
+def test_pull_into_a_file_of_another_format_is_rejected_before_reading(
     world: World, name: str, tmp_path: Path
 ) -> None:
     output = tmp_path / name

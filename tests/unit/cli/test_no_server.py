@@ -86,7 +86,7 @@ def test_command_without_its_server_ends_within_ten_seconds(command: str) -> Non
     assert monotonic() - began < WITHIN_S
 
 
-def test_command_without_a_named_service_says_how_to_start_one(world: World) -> None:
+def test_command_without_a_named_service_explains_how_to_start_one(world: World) -> None:
     said = world.run("job", "list", code=exits.UNAVAILABLE, end=_Nobody()).stderr
     assert said == (
         "error: no DOLL service at http://127.0.0.1:8080 (DOLL_API is not set): start one with"
@@ -108,7 +108,7 @@ class _Guarded(MemoryLog):
         return super().partitions(topic)
 
 
-def test_command_that_needs_no_right_on_the_jobs_topic_is_not_asked_for_one(world: World) -> None:
+def test_produce_needs_no_access_to_the_jobs_topic(world: World) -> None:
     world.log = _Guarded()
     world.log.create_topics([NewTopic("clinic-a")])
     world.run("produce", "digits", "--topic", "clinic-a", "--records", "1")

@@ -52,7 +52,7 @@ def shown(world: World, job: str) -> dict[str, Any]:
     ("source", "version"),
     [("digits", 2), ("digits@newest", 2), ("digits@best", 1), ("digits@1", 1), ("digits@2", 2)],
 )
-def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, version: int) -> None:
+def test_submit_from_copies_an_effective_checkpoint(led: World, source: str, version: int) -> None:
     result = led.run("job", "submit", "-", "--from", source, typed=NEXT)
     assert "job next submitted" in result.stdout
     assert (
@@ -71,11 +71,11 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
     assert shown(led, "next")["reason"] == f"submitted, begins with digits@{version}"
 
 
-def test_a_job_without_one_shows_none(led: World) -> None:
+def test_job_without_origin_shows_none(led: World) -> None:
     assert shown(led, "digits")["origin"] is None
 
 
-def test_the_copy_outlives_the_checkpoint(led: World) -> None:
+def test_origin_copy_survives_deletion_of_its_checkpoint(led: World) -> None:
     led.run("job", "submit", "-", "--from", "digits@1", typed=NEXT)
     for name in led.blobs.names("digits/checkpoints/"):
         led.blobs.delete(name)
@@ -85,7 +85,7 @@ def test_the_copy_outlives_the_checkpoint(led: World) -> None:
     assert set(unpack(data)[0]["weights"]) == {1.0}
 
 
-def test_with_another_optimizer_the_weights_come_alone(led: World) -> None:
+def test_submit_from_with_another_optimizer_copies_only_weights(led: World) -> None:
     text = NEXT.replace("name: adam", "name: sgd")
     result = led.run("job", "submit", "-", "--from", "digits", typed=text)
     assert "weights alone, for the optimizer was adam and is sgd now" in result.stdout
@@ -93,7 +93,7 @@ def test_with_another_optimizer_the_weights_come_alone(led: World) -> None:
     trainer_of(parse_job(text), ())().restore(led.blobs.content[blob])
 
 
-def test_a_torn_checkpoint_is_passed_over(led: World) -> None:
+def test_submit_from_skips_a_torn_checkpoint(led: World) -> None:
     (part,) = [n for n in led.blobs.names("") if n.endswith("000000000002/trainer.safetensors")]
     led.blobs.put(part, b"torn")
     result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT)
@@ -112,7 +112,7 @@ def test_a_torn_checkpoint_is_passed_over(led: World) -> None:
         ("digits", ("clinic-a", "clinic-x"), 'there is no topic "clinic-x"'),
     ],
 )
-def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
+def test_submit_from_an_impossible_origin_leaves_nothing(
     led: World, source: str, change: tuple[str, str], message: str
 ) -> None:
     text = NEXT.replace(*change)
@@ -122,7 +122,7 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
     assert [name for name in led.blobs.names("") if "/origin/" in name] == []
 
 
-def test_without_object_storage_that_is_said(led: World) -> None:
+def test_submit_from_without_object_storage_is_rejected_with_the_reason(led: World) -> None:
     arguments = ("job", "submit", "-", "--from", "digits")
     result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")
     assert (

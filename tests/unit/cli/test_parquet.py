@@ -48,7 +48,7 @@ def history(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json"])
-def test_a_table_of_which_not_every_file_counts_is_refused(
+def test_produce_of_a_delta_or_iceberg_table_is_rejected(
     world: World, history: Path, log: str
 ) -> None:
     (history / log).parent.mkdir()
@@ -61,9 +61,7 @@ def ids(world: World, topic: str = "a") -> list[int]:
     return sorted(json.loads(value or b"")["id"] for value in values(world, topic))
 
 
-def test_rows_of_all_files_of_a_folder_are_sent_as_objects_in_order_and_once(
-    world: World, history: Path
-) -> None:
+def test_produce_sends_rows_of_all_files_in_order_and_once(world: World, history: Path) -> None:
     output = world.run("produce", str(history), "--topic", "a", "--create-partitions", "1").stderr
 
     sent = [json.loads(value or b"") for value in values(world, "a")]
@@ -78,7 +76,9 @@ def test_rows_of_all_files_of_a_folder_are_sent_as_objects_in_order_and_once(
     assert ids(world, "b") == list(range(30))
 
 
-def test_some_rows_and_columns_now_and_the_others_later(world: World, history: Path) -> None:
+def test_produce_of_some_rows_can_be_continued_with_the_same_columns(
+    world: World, history: Path
+) -> None:
     path = str(history / "day=1.parquet")
     for last in (8, 16, 20):
         world.run("produce", path, *TO, "--records", "8", "--leave-out", "site")
@@ -109,7 +109,7 @@ class MortalLog(MemoryLog):
         return mortal
 
 
-def test_what_dies_between_two_transactions_goes_on_where_it_stopped(
+def test_interrupted_produce_continues_where_it_stopped(
     history: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "_ROWS", 4)
@@ -124,7 +124,7 @@ def test_what_dies_between_two_transactions_goes_on_where_it_stopped(
     assert ids(world) == list(range(30))
 
 
-def test_whatever_parquet_holds_becomes_json(world: World, tmp_path: Path) -> None:
+def test_parquet_types_become_json(world: World, tmp_path: Path) -> None:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     row: dict[str, Any] = {
         "at": pa.array([at], pa.timestamp("ns", "UTC")),
@@ -159,14 +159,14 @@ def test_whatever_parquet_holds_becomes_json(world: World, tmp_path: Path) -> No
         (("--leave-out", "colour"), "has no column 'colour'"),
     ],
 )
-def test_what_makes_no_sense_of_parquet_is_refused(
+def test_produce_of_parquet_with_invalid_options_is_rejected(
     world: World, history: Path, options: tuple[str, ...], message: str
 ) -> None:
     refused = world.run("produce", str(history), *TO, *options, code=exits.REFUSED)
     assert message in refused.stderr
 
 
-def test_what_is_no_parquet_is_refused(world: World, tmp_path: Path) -> None:
+def test_produce_of_a_file_that_is_no_parquet_is_rejected(world: World, tmp_path: Path) -> None:
     output = world.run("produce", str(tmp_path), *TO, code=exits.REFUSED).stderr
     assert "has no files that end with .parquet" in output
     (tmp_path / "no.parquet").write_text("no,parquet\n")
@@ -175,7 +175,7 @@ def test_what_is_no_parquet_is_refused(world: World, tmp_path: Path) -> None:
         assert "cannot be read as Parquet" in output
 
 
-def test_rows_come_from_s3_too(
+def test_produce_reads_parquet_from_s3(
     world: World, history: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ThreadedMotoServer(port=0, verbose=False)

@@ -75,7 +75,7 @@ def planned(world: World, *arguments: str) -> dict[str, Any]:
     ("availability", "deadline", "spot", "ratio"),
     [(0.9, 6720, 30, 0.8019), (0.8, 6720, 15, 0.9120), (0.8, 7040, 29, 0.8216)],
 )
-def test_json_has_the_papers_check_values(
+def test_plan_json_matches_the_values_of_the_paper(
     world: World, availability: float, deadline: float, spot: int, ratio: float
 ) -> None:
     found = planned(world, *options(availability=availability, deadline=deadline))
@@ -95,7 +95,7 @@ def test_json_has_the_papers_check_values(
     assert found["binding"] == "deadline"
 
 
-def test_a_deadline_that_cannot_be_met_is_an_answer_and_no_error(world: World) -> None:
+def test_plan_with_an_impossible_deadline_is_no_error(world: World) -> None:
     found = planned(world, *options(deadline=6399))
     assert (found["feasible"], found["spot"], found["binding"]) == (False, 0, "infeasible")
     shown = world.run("plan", *options(deadline=6399)).stdout
@@ -103,7 +103,7 @@ def test_a_deadline_that_cannot_be_met_is_an_answer_and_no_error(world: World) -
     assert "what comes nearest" in shown
 
 
-def test_people_see_the_plan_its_workers_its_limit_and_the_curve(world: World) -> None:
+def test_plan_shows_workers_limit_and_curve(world: World) -> None:
     shown = world.run("plan", *options()).stdout
     assert "30 of 64 workers on spot, 34 on demand" in shown
     assert "0-29" in shown
@@ -115,7 +115,7 @@ def test_people_see_the_plan_its_workers_its_limit_and_the_curve(world: World) -
     assert "30" in curve
 
 
-def test_a_probability_asks_for_fewer_spot_workers_and_is_reported(world: World) -> None:
+def test_probability_reduces_spot_workers_and_is_reported(world: World) -> None:
     found = planned(world, *options(probability=0.95))
     assert found["spot"] < 30
     assert 0.95 <= found["deadline_probability"] <= 1
@@ -124,7 +124,7 @@ def test_a_probability_asks_for_fewer_spot_workers_and_is_reported(world: World)
     assert longer["spot"] < found["spot"]
 
 
-def test_a_given_number_of_spot_workers_is_judged(world: World) -> None:
+def test_plan_evaluates_a_given_number_of_spot_workers(world: World) -> None:
     found = planned(world, *options(spot=40, cycle=1000))
     assert (found["feasible"], found["spot"], found["binding"]) == (False, 40, "deadline")
     assert found["deadline_probability"] < 0.5
@@ -136,7 +136,7 @@ def work_of(rates: Rates, deadline_s: float = 6720) -> Work:
     return Work(rates, 20, 256, 10000, deadline_s)
 
 
-def test_rates_come_from_a_file(world: World, tmp_path: Path) -> None:
+def test_rates_are_read_from_a_file(world: World, tmp_path: Path) -> None:
     rates = np.random.default_rng(4).uniform(60, 250, 64).round(3)
     file = tmp_path / "rates"
     file.write_text("\n".join(map(str, rates)) + "\n\n")
@@ -159,7 +159,7 @@ def test_rates_come_from_a_file(world: World, tmp_path: Path) -> None:
         ("125\nnan\n", "--rates[1]: must be a finite number"),
     ],
 )
-def test_a_file_of_rates_that_is_wrong_is_refused(
+def test_invalid_file_of_rates_is_rejected(
     world: World, tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "rates.csv"
@@ -170,7 +170,7 @@ def test_a_file_of_rates_that_is_wrong_is_refused(
     assert message in said
 
 
-def test_a_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> None:
+def test_unreadable_file_of_rates_is_named(world: World, tmp_path: Path) -> None:
     line = options("--workers", "--rate", rates=tmp_path / "gone.csv")
     said = world.run("plan", *line, code=exits.REFUSED).stderr
     assert said.startswith("error: --rates: ")
@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> No
         ("--spot", "65"),
     ],
 )
-def test_a_number_out_of_range_is_reported_by_its_option(
+def test_number_out_of_range_is_reported_with_its_option(
     world: World, option: str, value: str
 ) -> None:
     said = world.run("plan", *options(), option, value, code=exits.REFUSED).stderr
@@ -209,7 +209,7 @@ def test_a_number_out_of_range_is_reported_by_its_option(
     assert said.count("\n") == 1
 
 
-def test_options_that_lack_are_named(world: World) -> None:
+def test_missing_options_are_named(world: World) -> None:
     for option in [name for name in PAPER if name not in ("--workers", "--rate")]:
         said = world.run("plan", *options(option), code=exits.REFUSED).stderr
         assert said == f"error: {option}: must be given\n"
@@ -217,7 +217,7 @@ def test_options_that_lack_are_named(world: World) -> None:
     assert said == "error: --updates, --deadline: must be given\n"
 
 
-def test_rates_must_be_given_in_one_way(world: World, tmp_path: Path) -> None:
+def test_conflicting_or_missing_rates_are_rejected(world: World, tmp_path: Path) -> None:
     for without, where in (("--workers", "a rate is"), ("--rate", "workers are")):
         said = world.run("plan", *options(without), code=exits.REFUSED).stderr
         assert said == f"error: {without}: must be given where {where}\n"
@@ -239,7 +239,7 @@ def test_rates_must_be_given_in_one_way(world: World, tmp_path: Path) -> None:
         ({"deadline": 1e6}, "workers", 64),
     ],
 )
-def test_limit_cases_are_plans_too(
+def test_limit_cases_are_planned(
     world: World, changed: dict[str, object], binding: str, spot: int
 ) -> None:
     found = planned(world, *options(**changed))
@@ -247,7 +247,7 @@ def test_limit_cases_are_plans_too(
     assert f"{spot} of 64 workers on spot" in world.run("plan", *options(**changed)).stdout
 
 
-def test_what_never_ends_is_null_in_json_and_in_words_for_people(world: World) -> None:
+def test_infinite_runtime_is_null_in_json_and_never_done_in_text(world: World) -> None:
     line = options(availability=0, spot=64)
     found = planned(world, *line)
     assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
@@ -255,7 +255,7 @@ def test_what_never_ends_is_null_in_json_and_in_words_for_people(world: World) -
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_ranges_hold_the_same_numbers(numbers: set[int]) -> None:
+def test_ranges_contain_exactly_the_given_numbers(numbers: set[int]) -> None:
     held = set[int]()
     for part in ranges(numbers):
         first, _, last = part.partition("-")
@@ -270,7 +270,7 @@ def test_many_ranges_are_shortened(world: World, tmp_path: Path) -> None:
     assert ", ... (all of them: --json)" in world.run("plan", *line).stdout
 
 
-def test_an_answer_says_which_numbers_of_spot_workers_are_enough() -> None:
+def test_answer_contains_the_sufficient_numbers_of_spot_workers() -> None:
     asked = gather(PAPER_REQUEST, no_log, 0.0)
     on_average, *others = answers(asked, probability=None, spot=None)
     assert not others
@@ -297,13 +297,15 @@ def two_pools(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_market_file_is_planned_pool_by_pool_and_the_cheapest_is_the_plan(
+def test_plan_of_a_market_file_covers_each_pool_and_takes_the_cheapest(
     world: World, market_file: Path
 ) -> None:
     found = planned(world, *options(*UNSAID, market=market_file))
-    assert (found["pool"], found["spot"]) == ("west", 20)  # it has no more machines
+    # The pool has no more machines.
+    assert (found["pool"], found["spot"]) == ("west", 20)
     west, east = found["pools"]
-    assert west["usd_per_hour"] == pytest.approx(0.12)  # the mean of what was recorded
+    # It is the mean of the recorded prices.
+    assert west["usd_per_hour"] == pytest.approx(0.12)
     alone = planned(world, *options())
     assert (east["name"], east["spot"]) == ("east", alone["spot"])
     assert east["expected_cost_usd"] == pytest.approx(alone["expected_cost_usd"])
@@ -314,7 +316,7 @@ def test_a_market_file_is_planned_pool_by_pool_and_the_cheapest_is_the_plan(
     assert "of pool west" in shown
 
 
-def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
+def test_recorded_availability_belongs_to_the_pool_named_like_its_file(
     world: World, market_file: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "traces"
@@ -342,7 +344,7 @@ def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
     ],
     ids=["price", "order", "none"],
 )
-def test_a_file_that_makes_no_sense_is_reported_by_pool_row_and_what_is_expected(
+def test_invalid_recording_is_reported_with_pool_and_row(
     world: World, market_file: Path, tmp_path: Path, broken: dict[str, str], problem: str
 ) -> None:
     folder = tmp_path / "traces"
@@ -360,7 +362,7 @@ def test_a_file_that_makes_no_sense_is_reported_by_pool_row_and_what_is_expected
     assert problem in refused.stderr
 
 
-def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Path) -> None:
+def test_option_that_repeats_the_market_file_is_rejected(world: World, market_file: Path) -> None:
     refused = world.run("plan", *options(market=market_file), code=exits.REFUSED)
     assert "--availability: --market says it: leave one of both out" in refused.stderr
 
@@ -368,7 +370,7 @@ def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Pa
 BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
 
 
-def test_bids_for_a_backlog_are_reported_with_what_past_prices_say_of_them(
+def test_bids_for_a_backlog_are_reported_with_figures_from_past_prices(
     world: World, tmp_path: Path
 ) -> None:
     # Ten days at $0.10, but every third hour twice as much for five minutes.
@@ -402,14 +404,14 @@ def test_bids_for_a_backlog_are_reported_with_what_past_prices_say_of_them(
     ],
     ids=["live stream", "no gradient", "a number"],
 )
-def test_bids_for_what_is_no_backlog_are_refused_with_the_reason(
+def test_bids_without_a_backlog_are_rejected_with_the_reason(
     world: World, without: tuple[str, ...], changed: dict[str, object], problem: str
 ) -> None:
     line = options(*without, policy="bidbrain", **changed)
     assert problem in world.run("plan", *line, code=exits.REFUSED).stderr
 
 
-def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:
+def test_help_has_an_example_and_explains_the_status_of_infeasible(world: World) -> None:
     text = " ".join(world.run("plan", "--help").stdout.split())
     assert "Example: doll plan --workers 64" in text
     assert "the exit status is 0" in text

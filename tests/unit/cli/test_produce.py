@@ -29,7 +29,7 @@ def values(world: World, topic: str) -> list[bytes | None]:
     ]
 
 
-def test_a_data_set_goes_once_over_all_partitions(world: World) -> None:
+def test_produce_sends_a_data_set_once_to_all_partitions(world: World) -> None:
     result = world.run("produce", "digits", "--topic", "a", "--create-partitions", "4")
     sent = values(world, "a")
     assert len(sent) == 1438
@@ -42,7 +42,7 @@ def test_a_data_set_goes_once_over_all_partitions(world: World) -> None:
     )
 
 
-def test_asking_for_more_records_than_there_are_is_reported(world: World) -> None:
+def test_produce_reports_a_request_for_more_records_than_exist(world: World) -> None:
     options = ("--topic", "a", "--create-partitions", "1", "--records", "6000")
     result = world.run("produce", "digits", *options)
     assert len(values(world, "a")) == 1438
@@ -80,7 +80,7 @@ class InterruptedLog(MemoryLog):
         (("--repeat",), "/s)\n"),
     ],
 )
-def test_ctrl_c_ends_it_and_what_was_sent_by_then_is_counted(
+def test_interrupted_produce_reports_the_records_sent(
     options: tuple[str, ...], expected: str
 ) -> None:
     world = World(InterruptedLog())
@@ -90,15 +90,16 @@ def test_ctrl_c_ends_it_and_what_was_sent_by_then_is_counted(
     assert result.stderr.endswith(expected)
 
 
-def test_so_many_records_of_an_endless_stream(world: World) -> None:
+def test_produce_stops_an_endless_stream_at_the_requested_number(world: World) -> None:
     options = ["--repeat", "--warp", "--records", "2000", "--rate", "1e6", "--poisson"]
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", *options)
     sent = values(world, "a")
     assert len(sent) == 2000
-    assert len(set(sent)) == 2000  # warped: no record comes twice
+    # Warped records are all different.
+    assert len(set(sent)) == 2000
 
 
-def test_the_seed_says_what_is_sent(world: World) -> None:
+def test_seed_determines_the_records(world: World) -> None:
     for topic, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         options = ["--topic", topic, "--create-partitions", "1", "--records", "50", "--warp"]
         world.run("produce", "digits", "--seed", seed, *options)
@@ -106,7 +107,7 @@ def test_the_seed_says_what_is_sent(world: World) -> None:
     assert values(world, "a") != values(world, "c")
 
 
-def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> None:
+def test_produce_sends_a_csv_file_in_order_as_json(world: World, tmp_path: Path) -> None:
     path = tmp_path / "market.csv"
     path.write_text("price,up\n1.5,0\n2.5,1\n")
     options = ["--topic", "m", "--create-partitions", "1", "--in-order", "--codec", "json"]
@@ -117,7 +118,7 @@ def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> Non
     ]
 
 
-def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
+def test_produce_sends_csv_rows_unchanged_and_describe_proposes_a_job(
     world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "some.csv"
@@ -147,7 +148,7 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     assert "rows are sent as they are: leave --label out" in refused
 
 
-def test_a_topic_is_never_created_unasked(world: World) -> None:
+def test_produce_creates_no_topic_unless_requested(world: World) -> None:
     result = world.run("produce", "digits", "--topic", "a", code=exits.REFUSED)
     assert 'there is no topic "a"; create it with --create-partitions 4' in result.stderr
 
@@ -160,20 +161,20 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
         ("doll.digits.updates", "error: --topic: 'doll.digits.updates': names with doll. are res"),
     ],
 )
-def test_no_topic_of_ours_and_none_that_cannot_be_is_written_to(
+def test_produce_to_a_reserved_or_invalid_topic_is_rejected(
     world: World, topic: str, expected: str
 ) -> None:
     options = ("--topic", topic, "--create-partitions", "1")
     assert expected in world.run("produce", "digits", *options, code=exits.REFUSED).stderr
 
 
-def test_an_existing_topic_keeps_its_partitions(world: World) -> None:
+def test_produce_keeps_the_partitions_of_an_existing_topic(world: World) -> None:
     world.log.create_topics([NewTopic("a", 2)])
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "7", "--records", "3")
     assert len(world.log.partitions("a")) == 2
 
 
-def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path) -> None:
+def test_invalid_produce_command_is_rejected_in_one_line(world: World, tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", a=np.array([1 + 2j]))
     np.savez(tmp_path / "plain.npz", a=np.arange(3))
     for arguments, message in (
@@ -192,19 +193,19 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         assert result.stderr.count("\n") == 1
 
 
-def test_a_log_that_is_away_is_reported_with_a_remedy(world: World) -> None:
+def test_produce_without_kafka_is_reported_with_a_remedy(world: World) -> None:
     world.log.go_away()
     result = world.run("produce", "digits", "--topic", "a", code=exits.UNAVAILABLE)
     assert result.stderr.startswith("error: ")
     assert "choose another with --kafka" in result.stderr
 
 
-def test_the_first_records_of_a_partition_are_where_the_log_begins(world: World) -> None:
+def test_produce_writes_from_the_beginning_of_a_partition(world: World) -> None:
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", "--records", "1")
     assert world.log.bounds(Partition("a", 0)) == (0, 1)
 
 
-def test_the_digits_that_nobody_trains_on_are_sent_for_a_test(world: World) -> None:
+def test_produce_held_out_sends_only_the_test_digits(world: World) -> None:
     for topic, option in (("a", "--in-order"), ("b", "--held-out")):
         world.run("produce", "digits", "--topic", topic, "--create-partitions", "1", option)
     trained, held_out = values(world, "a"), values(world, "b")
@@ -212,7 +213,7 @@ def test_the_digits_that_nobody_trains_on_are_sent_for_a_test(world: World) -> N
     assert not {*trained} & {*held_out}
 
 
-def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
+def test_produce_held_out_of_a_file_is_rejected(world: World) -> None:
     arguments = ("produce", "market.csv", "--topic", "a", "--held-out")
     result = world.run(*arguments, code=exits.REFUSED)
     assert "--held-out: only the digits are split" in result.stderr
@@ -228,7 +229,7 @@ def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
         (("--create-partitions", "4", "--repeat"), None),  # endless
     ],
 )
-def test_what_the_built_in_kafka_would_drop_is_refused_before_anything_is_sent(
+def test_produce_rejects_more_than_the_built_in_kafka_can_retain(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -46,7 +46,7 @@ def run(
     )
 
 
-def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
+def test_records_without_a_schedule_are_sent_at_once_and_in_order() -> None:
     clock, sent = ManualClock(), list[bytes]()
     reports = run(2500, clock, send=sent.append)
     assert sent == [b"%d" % number for number in range(2500)]
@@ -54,18 +54,19 @@ def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
     assert clock() == 0.0
 
 
-def test_a_rate_is_kept_over_time() -> None:
+def test_rate_is_kept_over_time() -> None:
     clock = ManualClock()
     run(1001, clock, ArrivalSchedule(100))
     assert clock() == pytest.approx(10.0, abs=0.06)
 
 
-def test_what_a_stall_delayed_is_sent_at_once() -> None:
+def test_records_delayed_by_a_stall_are_sent_at_once() -> None:
     clock, times = ManualClock(), list[float]()
 
     def send(_: bytes) -> None:
         if len(times) == 10:
-            clock.advance(3.0)  # the broker is unavailable
+            # The broker is unavailable for 3 s.
+            clock.advance(3.0)
         times.append(clock())
 
     run(601, clock, ArrivalSchedule(100), send=send)
@@ -75,13 +76,13 @@ def test_what_a_stall_delayed_is_sent_at_once() -> None:
     assert sum(1 for time in times if time < 3.2) >= 310
 
 
-def test_reports_say_how_many_records_are_late() -> None:
+def test_reports_contain_the_number_of_late_records() -> None:
     clock = ManualClock()
     reports = run(5000, clock, ArrivalSchedule(100_000), send=lambda _: clock.advance(0.0001))
     assert max(report.behind for report in reports) > 1000
 
 
-def test_no_more_is_sent_than_there_is_room_for() -> None:
+def test_sending_stops_when_the_backlog_is_full() -> None:
     clock, most = ManualClock(), 0
 
     def settled() -> int:
@@ -105,7 +106,7 @@ def leader_status(settled: int) -> LeaderStatus:
     return LeaderStatus(0, 0, {PLACE: 9}, 0, 0, 1, {PLACE: settled})
 
 
-def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
+def test_backlog_counts_records_that_the_job_has_not_settled() -> None:
     log, redis = MemoryLog(), MemoryRedis()
     log.create_topics([NewTopic("clinic-a")])
     board = MemoryBoard(redis, "digits")
@@ -116,7 +117,8 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     backlog = BacklogLimit(log, board, "clinic-a", limit=10)
     # There is no leader yet, so all retained records count as backlog.
     assert backlog.room(0) == 6
-    assert backlog.room(5) == 1  # five of ours are on their way
+    # Five of this producer's records are in flight.
+    assert backlog.room(5) == 1
     board.put_leader_status(leader_status(settled=3))
     assert backlog.room(5) == 4
     redis.kill()
@@ -137,7 +139,7 @@ class SmallWriter(MemoryWriter):
         super().append(topic, value, **options)
 
 
-def test_each_time_that_kafka_takes_nothing_for_long_is_logged_once() -> None:
+def test_each_long_pause_of_kafka_is_reported_once() -> None:
     # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
     log, clock, said = MemoryLog(), ManualClock(), list[str]()
     log.create_topics([NewTopic("a")])
@@ -161,7 +163,7 @@ def test_each_time_that_kafka_takes_nothing_for_long_is_logged_once() -> None:
     assert log.bounds(Partition("a", 0)).end == 4
 
 
-def test_a_steady_stream_is_due_at_its_rate() -> None:
+def test_steady_schedule_is_due_at_its_rate() -> None:
     schedule = ArrivalSchedule(100)
     assert [schedule.due(at) for at in (0.0, 0.0101, 0.1001, 1.0001, 100.00001)] == [
         0,
@@ -173,7 +175,7 @@ def test_a_steady_stream_is_due_at_its_rate() -> None:
     assert schedule.next_s(100.00001) == pytest.approx(100.01)
 
 
-def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() -> None:
+def test_poisson_schedule_has_the_mean_and_variance_of_its_rate() -> None:
     schedule = ArrivalSchedule(1000, np.random.default_rng(0))
     counts = np.diff([schedule.due(second) for second in range(201)])
     assert counts.mean() == pytest.approx(1000, rel=0.01)
@@ -185,7 +187,7 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() ->
     st.one_of(st.none(), st.integers(0, 9)),
     st.lists(st.floats(0, 2), max_size=20),
 )
-def test_looking_more_often_changes_nothing(
+def test_polling_a_schedule_more_often_changes_nothing(
     rate: float, seed: int | None, looks: list[float]
 ) -> None:
     def make() -> ArrivalSchedule:
@@ -198,7 +200,7 @@ def test_looking_more_often_changes_nothing(
     assert once.next_s(2.0) > 2.0
 
 
-def test_the_next_arrival_is_the_one_after_those_due() -> None:
+def test_next_arrival_is_the_one_after_those_due() -> None:
     schedule = ArrivalSchedule(10, np.random.default_rng(3))
     for at in np.arange(0.0, 5.0, 0.37):
         due, following = schedule.due(at), schedule.next_s(at)

@@ -19,13 +19,13 @@ FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
 
 @pytest.mark.parametrize("name", ["job-file.md", "settings.md", "cli.md"])
-def test_the_document_is_as_the_command_writes_it(name: str) -> None:
+def test_reference_document_is_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text() == documents()[name] + "\n", (
         "python -m services.cli.reference"
     )
 
 
-def test_every_field_says_what_it_means() -> None:
+def test_every_field_has_a_description() -> None:
     found: list[type[BaseModel]] = [Settings, *(model for _, model in models(JobSpec, ""))]
     silent = [
         f"{model.__name__}.{name}"

@@ -80,7 +80,7 @@ def from_job(**changed: object) -> list[str]:
     return [word for option in merged.items() for word in option]
 
 
-def test_a_job_says_its_work_and_its_indicators_the_rates(world: World) -> None:
+def test_remaining_work_and_rates_come_from_the_job_and_its_claims(world: World) -> None:
     running(world)
     given_options = PlanRequest(
         job="paper", availability=0.9, spot_usd_per_hour=0.158, on_demand_usd_per_hour=0.286
@@ -95,19 +95,20 @@ def test_a_job_says_its_work_and_its_indicators_the_rates(world: World) -> None:
     assert work.rates_per_s == pytest.approx([5.0, 20.0], rel=0.02)
 
 
-def test_the_plan_of_a_job_names_its_workers(world: World) -> None:
+def test_plan_of_a_job_names_its_workers(world: World) -> None:
     running(world)
     found = world.run("plan", *from_job(deadline=81), "--json")
     data = json.loads(found.stdout)
     assert data["feasible"]
-    assert data["spot_workers"] == [0]  # the slow one
+    # Worker w1 is the slow one.
+    assert data["spot_workers"] == [0]
     assert data["workers"] == ["w1", "w2"]
     assert "rates are those of 2 workers" in found.stderr
     shown = world.run("plan", *from_job(deadline=81)).stdout
     assert re.search(r"spot workers +w1\b", shown)
 
 
-def test_options_stand_above_what_a_job_says(world: World) -> None:
+def test_plan_options_take_precedence_over_the_job(world: World) -> None:
     running(world)
     found = planned(world, *from_job(updates=10, workers=4, rate=100, deadline=30))
     assert found["spot"] + found["on_demand"] == 4
@@ -117,7 +118,7 @@ def test_options_stand_above_what_a_job_says(world: World) -> None:
     ("change", "option"),
     [(("updates: 100, ", ""), "--updates"), ((", deadline_s: 500", ""), "--deadline")],
 )
-def test_what_a_job_does_not_say_must_be_given(
+def test_plan_needs_options_that_the_job_does_not_define(
     world: World, change: tuple[str, str], option: str
 ) -> None:
     running(world, JOB.replace(*change))
@@ -126,7 +127,7 @@ def test_what_a_job_does_not_say_must_be_given(
     world.run("plan", *from_job(), option, "100")
 
 
-def test_a_job_without_batches_says_no_rates(world: World) -> None:
+def test_plan_of_a_job_without_batches_needs_a_rate(world: World) -> None:
     submitted(world)
     said = world.run("plan", *from_job(), code=exits.REFUSED).stderr
     assert "error: --rate: the batches of paper do not say yet how fast records arrive" in said
@@ -136,20 +137,20 @@ def test_a_job_without_batches_says_no_rates(world: World) -> None:
     )
 
 
-def test_plan_of_a_job_whose_streams_move_says_that_it_lets_them_wait(world: World) -> None:
+def test_plan_of_a_job_that_reassigns_streams_warns_about_its_assumption(world: World) -> None:
     running(world, JOB.replace("on_preemption: hold", "on_preemption: reassign"))
     assert "on_preemption: reassign" in world.run("plan", *from_job()).stderr
     world.run("job", "change", "paper", "--synchronisation", "asynchronous")
     assert "paper is not synchronous, or not always" in world.run("plan", *from_job()).stderr
 
 
-def test_updates_that_a_takeover_took_back_are_left_to_do(world: World) -> None:
+def test_reverted_updates_count_as_remaining(world: World) -> None:
     running(world)
     world.write("doll.paper.updates", encode_audit(Lead(0, GENESIS, "c2", 4)))
     assert remaining("paper", world.log, 0.0).updates == 100
 
 
-def test_only_the_newest_indicators_are_read_where_there_are_many(world: World) -> None:
+def test_only_the_newest_claims_are_read(world: World) -> None:
     running(world)
     topic = "doll.paper.control"
     whole = read_decoded(world.log, topic, decode_claim)
@@ -157,7 +158,7 @@ def test_only_the_newest_indicators_are_read_where_there_are_many(world: World) 
     assert read_decoded(world.log, topic, decode_claim, last=99) == whole
 
 
-def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
+def test_lost_worker_and_its_successor_count_as_one() -> None:
     """Worker w1 reads stream a until 20 s, then w3: the rate is that of the stream.
 
     a  | w1 w1 w1 w1 w1 w1 w1 w1 w1 w1 | w3 w3 w3 ...
@@ -173,14 +174,15 @@ def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
         )
         for n in range(20)
     ]
-    found = rates_of([*claims, None, claims[3], claims[19]])  # earlier claims are not new
+    # Repeated claims are ignored.
+    found = rates_of([*claims, None, claims[3], claims[19]])
     assert found is not None
     assert found.workers == ("w3",)
     assert found.rates_per_s == pytest.approx([5.0], rel=0.02)
 
 
 @given(seed=st.integers(0, 10_000), split=st.booleans())
-def test_rates_are_found_in_poisson_arrivals(seed: int, *, split: bool) -> None:
+def test_rates_are_estimated_from_poisson_arrivals(seed: int, *, split: bool) -> None:
     """A worker reads two streams at 30 and 70 records/s, in joint or in separate batches."""
     rng = np.random.default_rng(seed)
     arrivals = {p: np.cumsum(rng.exponential(1 / rate, 2000)) for p, rate in ((0, 30), (1, 70))}
@@ -206,12 +208,12 @@ def test_rates_are_found_in_poisson_arrivals(seed: int, *, split: bool) -> None:
     assert found.rates_per_s.sum() == pytest.approx(100, rel=0.15)
 
 
-def test_indicators_without_times_say_nothing() -> None:
+def test_claims_without_times_give_no_rates() -> None:
     assert rates_of([]) is None
     assert rates_of([BatchReady(WorkerId("w"), (Span("a", 0, 0, 10),), 10)]) is None
 
 
-def test_transfer_is_what_the_workers_of_the_job_have_counted(world: World) -> None:
+def test_traffic_per_update_is_what_workers_reported(world: World) -> None:
     running(world)
     assert remaining("paper", world.log, 0.0).update_mb is None
     batch = Batch(3, WorkerId("w1"), (Span("a", 0, 30, 40),), 10)

@@ -79,7 +79,7 @@ def stream(world: World) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for record in records]
 
 
-def test_what_is_quarantined_is_listed_and_left(world: World) -> None:
+def test_requeue_without_batches_lists_the_quarantine(world: World) -> None:
     happened(world, *QUARANTINE)
 
     output = world.run("job", "requeue", "digits").stdout
@@ -93,7 +93,7 @@ def test_what_is_quarantined_is_listed_and_left(world: World) -> None:
     assert written(world) == list(QUARANTINE)
 
 
-def test_a_requeue_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
+def test_requeue_without_reported_offset_is_confirmed_by_its_content(
     world: World,
 ) -> None:
     happened(world, *QUARANTINE)
@@ -105,7 +105,7 @@ def test_a_requeue_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_s
     assert POISON in history(world).requeued.values()
 
 
-def test_a_replay_of_a_batch_of_which_compaction_took_records_writes_nothing(world: World) -> None:
+def test_replay_of_a_batch_with_compacted_records_writes_nothing(world: World) -> None:
     happened(world, *QUARANTINE)
     world.log.punch(Partition("clinic-a", 0), 1)
 
@@ -115,7 +115,7 @@ def test_a_replay_of_a_batch_of_which_compaction_took_records_writes_nothing(wor
     assert written(world) == list(QUARANTINE)
 
 
-def test_nothing_is_quarantined(world: World) -> None:
+def test_requeue_and_replay_of_an_empty_quarantine_do_nothing(world: World) -> None:
     happened(world, LEAD)
 
     output = world.run("job", "requeue", "digits", "--all").stdout
@@ -124,7 +124,7 @@ def test_nothing_is_quarantined(world: World) -> None:
     assert output == "0 records of digits were written again\n"
 
 
-def test_all_poison_waits_again(world: World) -> None:
+def test_requeue_all_releases_every_batch_once(world: World) -> None:
     happened(world, *QUARANTINE)
 
     output = world.run("job", "requeue", "digits", "--all").stdout
@@ -139,7 +139,7 @@ def test_all_poison_waits_again(world: World) -> None:
     assert len(written(world)) == len(QUARANTINE) + 2
 
 
-def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
+def test_replay_of_one_batch_omits_its_bad_records(
     world: World,
 ) -> None:
     happened(world, *QUARANTINE)
@@ -159,7 +159,9 @@ def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
 
 
 @pytest.mark.parametrize("offset", ["2", "7"])
-def test_what_expired_or_is_not_quarantined_is_refused(world: World, offset: str) -> None:
+def test_requeue_or_replay_of_an_expired_or_unknown_batch_is_rejected(
+    world: World, offset: str
+) -> None:
     happened(world, *QUARANTINE)
 
     for command in ("requeue", "replay"):
@@ -168,7 +170,7 @@ def test_what_expired_or_is_not_quarantined_is_refused(world: World, offset: str
     assert written(world) == list(QUARANTINE)
 
 
-def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
+def test_requeue_reports_that_the_job_is_held(world: World) -> None:
     happened(world, *QUARANTINE)
     job_store = JobStore(world.log)
     job_store.hold(job_store.get("digits"), "3 batches in a row are poison")
@@ -178,7 +180,7 @@ def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
     assert output.endswith("digits is held: go on with `doll job resume digits`\n")
 
 
-def test_job_keeps_who_requeued_and_who_replayed_which_of_its_batches(world: World) -> None:
+def test_requeue_and_replay_are_recorded_in_the_changes_of_the_job(world: World) -> None:
     happened(world, *QUARANTINE)
     world.run("job", "requeue", "digits", "--batch", "0")
     world.run("job", "requeue", "digits", "--batch", "0")
@@ -191,7 +193,7 @@ def test_job_keeps_who_requeued_and_who_replayed_which_of_its_batches(world: Wor
     ]
 
 
-def test_there_must_be_such_a_job(world: World) -> None:
+def test_requeue_or_replay_of_an_unknown_job_is_rejected(world: World) -> None:
     for command in ("requeue", "replay"):
         assert "digits" in world.run("job", command, "digits", code=exits.REFUSED).stderr
 
@@ -200,7 +202,9 @@ def test_there_must_be_such_a_job(world: World) -> None:
     ("command", "first"),
     [("requeue", Replayed(POISON, "ada", 1.0)), ("replay", Requeued(POISON, "ada", 1.0))],
 )
-def test_second_caller_gets_an_error_and_does_nothing(command: str, first: AuditRecord) -> None:
+def test_requeue_or_replay_after_a_concurrent_one_does_nothing(
+    command: str, first: AuditRecord
+) -> None:
     log = RacingLog(UPDATES)
     world = World(log)
     happened(world, *QUARANTINE)
@@ -212,7 +216,7 @@ def test_second_caller_gets_an_error_and_does_nothing(command: str, first: Audit
     assert len(stream(world)) == 10
 
 
-def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: World) -> None:
+def test_job_logs_print_only_effective_decisions(world: World) -> None:
     # Another leader: it does not count.
     late = Lead(7, GENESIS, "c3", 8)
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)

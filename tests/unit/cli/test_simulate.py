@@ -78,14 +78,14 @@ def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]
     return re.sub(r" +", " ", captured.get())
 
 
-def test_the_examples_experiment_is_the_papers() -> None:
+def test_example_experiment_is_that_of_the_paper() -> None:
     experiment = Experiment.load(PAPER)
     records = experiment.updates * experiment.group_size * experiment.batch_size
     assert records / (experiment.workers * 125) == 6400  # theta_0
     assert title(experiment, 12).startswith("paper: 64 workers, 125 records/s each, K=20, b=256")
 
 
-def test_policies_are_compared_in_one_table_and_one_object(world: World, file: str) -> None:
+def test_policies_are_compared_in_one_table_and_one_json_object(world: World, file: str) -> None:
     line = ("simulate", file, "--runs", "3", "--policy", "on-demand", "--policy", "static")
     data = json.loads(world.run(*line, "--json").stdout)
     assert (data["experiment"], data["seed"]) == ("small", 0)
@@ -99,35 +99,36 @@ def test_policies_are_compared_in_one_table_and_one_object(world: World, file: s
     assert "3 runs" in table
 
 
-def test_progress_goes_where_results_do_not(world: World, file: str) -> None:
+def test_progress_is_written_to_stderr(world: World, file: str) -> None:
     result = world.run("simulate", file, "--runs", "2", "--json")
     assert "static" in result.stderr
     assert "100%" in result.stderr
     json.loads(result.stdout)
 
 
-def test_the_same_seed_gives_the_same_result(world: World, file: str) -> None:
+def test_same_seed_gives_the_same_result(world: World, file: str) -> None:
     line = ("simulate", file, "--runs", "2", "--json", "--seed")
     first, again, other = (world.run(*line, seed).stdout for seed in ("7", "7", "8"))
     assert first == again
     assert json.loads(first)["runs"] != json.loads(other)["runs"]
 
 
-def test_ctrl_c_ends_a_simulation_and_its_process(file: str) -> None:
+def test_interrupt_ends_a_simulation_and_its_process(file: str) -> None:
     Path(file).write_text(SMALL.replace("updates: 60", "updates: 100000000"))
     line = (sys.executable, "-c", INTERRUPTIBLE, "simulate", file, "--runs", "1000")
     pipe = subprocess.PIPE
     with subprocess.Popen(line, stderr=pipe, stdout=pipe, start_new_session=True) as command:  # noqa: S603 -- our own command line
         while not (children := psutil.Process(command.pid).children()):
             time.sleep(0.01)
-        os.killpg(command.pid, signal.SIGINT)  # a terminal does the same
+        # A terminal does the same.
+        os.killpg(command.pid, signal.SIGINT)
         said = b"".join(command.communicate())
     assert command.returncode == 128 + signal.SIGINT
     assert b"Traceback" not in said
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
-def test_simulation_whose_process_dies_is_a_fault_with_its_status(
+def test_dead_simulation_process_is_reported_with_its_status(
     world: World, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies = (sys.executable, "-c", "raise SystemExit(7)")
@@ -136,7 +137,7 @@ def test_simulation_whose_process_dies_is_a_fault_with_its_status(
     assert "error: the simulation ended early, with status 7" in said
 
 
-def test_experiment_reads_files_beside_its_own(
+def test_experiment_reads_files_relative_to_its_own(
     world: World, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(file)
@@ -156,7 +157,7 @@ def test_learning_experiment_reports_its_accuracy(world: World, tmp_path: Path) 
     assert all(curve[-1]["accuracy"] > curve[0]["accuracy"] + 0.2 for curve in curves)
 
 
-def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
+def test_progress_of_several_runs_never_decreases(file: str) -> None:
     reported = list[tuple[str, float]]()
     variants = with_policies(Experiment.load(Path(file)), ["static", "chance"])
     results = compare(variants, Path(file).parent, 2, 0, lambda *each: reported.append(each))
@@ -175,7 +176,7 @@ def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
         ("deadline_factor: 1.4", "", "give either deadline_s or deadline_factor"),
     ],
 )
-def test_an_experiment_that_makes_no_sense_is_refused(
+def test_invalid_experiment_is_rejected(
     world: World, file: str, old: str, new: str, message: str
 ) -> None:
     Path(file).write_text(SMALL.replace(old, new))
@@ -184,22 +185,18 @@ def test_an_experiment_that_makes_no_sense_is_refused(
     assert said.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_is_named(world: World, tmp_path: Path) -> None:
+def test_missing_experiment_file_is_named(world: World, tmp_path: Path) -> None:
     said = world.run("simulate", str(tmp_path / "gone.yaml"), code=exits.REFUSED).stderr
     assert "gone.yaml" in said
 
 
-def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
-    world: World, file: str
-) -> None:
+def test_unknown_policy_is_rejected_with_the_known_ones(world: World, file: str) -> None:
     said = world.run("simulate", file, "--policy", "statik", code=exits.REFUSED).stderr
     assert said.startswith("error: --policy: must be 'on-demand', 'static', ")
     assert said.endswith('got "statik"\n')
 
 
-def test_what_workers_came_to_is_shown_where_the_whole_protocol_was_simulated(
-    world: World, file: str
-) -> None:
+def test_simulation_of_the_whole_protocol_shows_throughput(world: World, file: str) -> None:
     path, mode = Path(file), "mode: protocol\nspeeds: [1, 1, 1, 0.5]\n"
     path.write_text(SMALL + mode + "synchronisation: {mode: stale, staleness: 2}\n")
     said = world.run("simulate", file, "--runs", "2").stdout
@@ -212,13 +209,13 @@ def test_what_workers_came_to_is_shown_where_the_whole_protocol_was_simulated(
     )
 
 
-def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: str) -> None:
+def test_unknown_synchronisation_field_of_an_experiment_is_named(world: World, file: str) -> None:
     Path(file).write_text(SMALL + "mode: protocol\nsynchronisation: {mode: stale, stalness: 1}\n")
     said = world.run("simulate", file, code=exits.REFUSED).stderr
     assert 'unknown field "synchronisation.stalness" (did you mean "staleness"?)' in said
 
 
-def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
+def test_table_shows_means_intervals_and_deadline_hits() -> None:
     results = {"static": (run(4.0, 6700.0), run(6.0, 6800.0))}
     text = shown(Experiment.load(PAPER), results)
     half = RunsSummary.of(results["static"]).cost_usd
@@ -229,18 +226,18 @@ def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
     assert "given up" not in text
 
 
-def test_a_single_run_has_no_interval_of_its_means() -> None:
+def test_single_run_has_no_interval() -> None:
     text = shown(Experiment.load(PAPER), {"static": (run(4.0, 6700.0),)})
     assert "static 4.00 40.0 6,700 100 [" in text
     assert ", 1 run\n" in text
 
 
-def test_runs_that_were_given_up_are_reported() -> None:
+def test_unfinished_runs_are_reported() -> None:
     results = {"static": (run(4.0, 6700.0), run(6.0, 9e4, finished=False))}
     assert "1 of 2" in shown(Experiment.load(PAPER), results)
 
 
-def test_accuracy_is_that_of_the_last_look(file: str) -> None:
+def test_accuracy_is_that_of_the_last_evaluation(file: str) -> None:
     path = Path(file)
     path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     curve = (LearningPoint(0, 0.0, 0.1, 2.3), LearningPoint(20, 60.0, 0.875, 0.6))

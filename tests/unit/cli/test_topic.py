@@ -57,7 +57,7 @@ def envelope(number: int) -> bytes:
     return header + json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
 
 
-def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> None:
+def test_describe_opens_an_envelope_and_classifies_its_columns(world: World) -> None:
     spec, text = described(world, *map(envelope, range(60)), b"no JSON", None)
     assert text.startswith("# 60 of 61 records decode so\n# 1 do not: JSON is malformed")
     assert "left out: payload.after.device: 60 different texts" in text
@@ -90,7 +90,7 @@ def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> N
     ("label", "labels", "classes"),
     [("kind", [0, 1, 2], 3), ("size", [0, 1, 2], 3), ("y", [4, 0, 4], 5)],
 )
-def test_a_label_is_a_number_of_its_classes(
+def test_describe_maps_labels_to_class_numbers(
     world: World, label: str, labels: list[int], classes: int
 ) -> None:
     kinds = [("ant", -1, 4), ("bee", 0.5, 0), ("cat", 7, 4)]
@@ -100,7 +100,7 @@ def test_a_label_is_a_number_of_its_classes(
     assert codec_of(spec.records).decode(values).records["label"].tolist() == labels
 
 
-def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> None:
+def test_describe_recognizes_images_in_json_and_packed_bytes(world: World) -> None:
     image = [[[row * column for column in range(8)] for row in range(8)]]
     value = json.dumps({"pixels": image, "target": 9}).encode()
     spec, _ = described(world, value, value)
@@ -118,7 +118,7 @@ def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> Non
     assert spec.records.fields["features"].shape == (3,)
 
 
-def test_a_few_lists_of_another_shape_are_records_that_do_not_decode(world: World) -> None:
+def test_describe_tolerates_a_few_lists_of_another_shape(world: World) -> None:
     most = [json.dumps({"x": [n, 1.5, 2], "label": n % 3}).encode() for n in range(6)]
     odd = [json.dumps({"x": x, "label": 0}).encode() for x in ([1, 2], [[1], [2, 3]], ["a"], 7)]
     spec, text = described(world, *most, *odd[:3], odd[3])
@@ -140,7 +140,7 @@ def test_a_few_lists_of_another_shape_are_records_that_do_not_decode(world: Worl
         ([b"\0\0\0\0\7rest"] * 3, (), "the header of a schema registry (schema 7)"),
     ],
 )
-def test_what_cannot_be_proposed_is_reported(
+def test_describe_reports_why_it_cannot_propose_a_job(
     world: World, values: list[bytes], options: tuple[str, ...], expected: str
 ) -> None:
     world.log.create_topics([NewTopic("s", 1)])
@@ -149,7 +149,7 @@ def test_what_cannot_be_proposed_is_reported(
     assert expected in " ".join(result.stderr.split())
 
 
-def test_records_behind_ids_are_described_by_their_schemas() -> None:
+def test_describe_uses_the_schema_registry_for_avro() -> None:
     avro = schema_of({"x": ["null", "double"], "when": "string", "image": "bytes", "label": "int"})
     rows = [
         {"x": n or None, "when": f"2026-01-0{1 + n}", "image": bytes(4), "label": n % 2}
@@ -168,7 +168,7 @@ def test_records_behind_ids_are_described_by_their_schemas() -> None:
         propose([framed(8, avro, row) for row in rows], None, registry)
 
 
-def test_messages_are_described_by_their_schemas() -> None:
+def test_describe_uses_the_schema_registry_for_protobuf() -> None:
     text, message = message_of({"x": 1.5, "label": 1.0, "kind": "u"})
     rows = [message(x=n, label=n % 2, kind="uv"[n % 2]) for n in range(6)]
     registry = Registry()
@@ -180,6 +180,6 @@ def test_messages_are_described_by_their_schemas() -> None:
     assert proposal.records["fields"]["kind"]["one_hot"] == ["u", "v"]
 
 
-def test_a_topic_that_is_not_there_is_reported(world: World) -> None:
+def test_describe_of_a_missing_topic_is_rejected(world: World) -> None:
     result = world.run("topic", "describe", "s", code=exits.REFUSED)
     assert 'there is no topic "s"' in result.stderr

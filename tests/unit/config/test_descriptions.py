@@ -12,10 +12,10 @@ from common.config.validation import descriptions_of
 
 class _Base(SpecPart):
     first: int
-    """Of the base,
+    """Declared in the base,
     on two lines."""
     again: int
-    """Said anew below."""
+    """Overridden below."""
 
 
 class _Derived(_Base):
@@ -23,23 +23,23 @@ class _Derived(_Base):
     again: int
     """Here."""
     aliased: Annotated[int, Field(alias="shown")]
-    """By another name."""
+    """Has an alias."""
     hidden: int = Field(default=0, exclude=True)
     """Never written."""
     not_a_field: ClassVar = 1
-    """Nor told."""
+    """Not described."""
 
 
-def test_a_field_is_described_where_it_is_declared_last() -> None:
+def test_description_is_that_of_the_last_declaration() -> None:
     assert descriptions_of(_Derived) == {
-        "first": "Of the base,\non two lines.",
+        "first": "Declared in the base,\non two lines.",
         "again": "Here.",
-        "aliased": "By another name.",
+        "aliased": "Has an alias.",
         "hidden": "Never written.",
     }
 
 
-def test_the_json_schema_has_them_by_the_names_that_it_shows() -> None:
+def test_json_schema_has_descriptions_under_its_own_names() -> None:
     read = _Derived.model_json_schema(mode="validation")["properties"]
     written = _Derived.model_json_schema(mode="serialization")["properties"]
 

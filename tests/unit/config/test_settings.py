@@ -43,7 +43,7 @@ FULL = {
 }
 
 
-def test_every_variable_has_its_place() -> None:
+def test_every_variable_sets_its_field() -> None:
     settings = read_settings(FULL)
     assert settings.kafka == "a:9092,b:9092"
     assert settings.kafka_replication == 3
@@ -58,18 +58,18 @@ def test_every_variable_has_its_place() -> None:
     assert settings.leave_s == 7.5
 
 
-def test_an_empty_environment_is_one_machine_with_kafka_and_redis() -> None:
+def test_empty_environment_gives_the_defaults() -> None:
     assert read_settings({}) == Settings()
     assert read_settings({"DOLL_KAFKA": "", "DOLL_THREADS": "", "PATH": "/bin"}) == Settings()
 
 
-def test_a_child_gets_the_same_settings() -> None:
+def test_child_process_gets_the_same_settings() -> None:
     settings = read_settings(FULL)
     assert read_settings(settings.environ()) == settings
     assert Settings().environ() == {}
 
 
-def test_an_embedded_broker_is_named_by_its_socket() -> None:
+def test_embedded_broker_is_named_by_its_socket() -> None:
     assert read_settings({"DOLL_KAFKA": "embedded:/run/k.sock"}).embedded_kafka == "/run/k.sock"
     assert read_settings({}).embedded_kafka == ""
 
@@ -101,9 +101,7 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_its_variable(
-    name: str, value: str, message: str
-) -> None:
+def test_invalid_value_is_rejected_with_its_variable(name: str, value: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read_settings({name: value})
     assert str(caught.value).startswith(message)
@@ -113,7 +111,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_variable(
 @pytest.mark.parametrize(
     "endpoint", ["http://169.254.169.254", "http://[fd00:ec2::254]/", "http://metadata.local:8080"]
 )
-def test_a_metadata_service_is_named_by_host_and_port(endpoint: str) -> None:
+def test_metadata_endpoint_with_host_and_port_is_accepted(endpoint: str) -> None:
     assert read_settings({"DOLL_METADATA_ENDPOINT": endpoint}).metadata_endpoint == endpoint
 
 
@@ -138,7 +136,7 @@ def test_a_metadata_service_is_named_by_host_and_port(endpoint: str) -> None:
         ),
     ],
 )
-def test_what_names_no_metadata_service_is_refused(endpoint: str) -> None:
+def test_invalid_metadata_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(UserError, match="DOLL_METADATA_ENDPOINT: "):
         read_settings({"DOLL_METADATA_ENDPOINT": endpoint})
 
@@ -150,7 +148,7 @@ def test_what_names_no_metadata_service_is_refused(endpoint: str) -> None:
         *("unix:///run/redis.sock", "unix://u:p@/run/redis.sock?db=2"),
     ],
 )
-def test_a_redis_is_named_by_a_whole_url(url: str) -> None:
+def test_complete_redis_url_is_accepted(url: str) -> None:
     assert read_settings({"DOLL_REDIS": url}).redis == url
 
 
@@ -162,14 +160,14 @@ def test_a_redis_is_named_by_a_whole_url(url: str) -> None:
         *("unix://:a/b@/run/redis.sock", "unix://:12/b@/run/redis.sock", "unix://u", "redis://r/x"),
     ],
 )
-def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
+def test_redis_url_split_by_a_password_is_rejected(url: str) -> None:
     with pytest.raises(
         UserError, match=r"DOLL_REDIS: is not a complete URL.*into DOLL_REDIS_PASSWORD"
     ):
         read_settings({"DOLL_REDIS": url})
 
 
-def test_a_password_stands_in_one_place() -> None:
+def test_redis_password_in_two_places_is_rejected() -> None:
     with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one"):
         read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
     named = read_settings({"DOLL_REDIS": "redis://u@r", "DOLL_REDIS_PASSWORD": "b"})
@@ -180,7 +178,7 @@ def test_a_password_stands_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FULL if not name.endswith("_PROTOCOL")])
-def test_every_variable_may_be_a_file(tmp_path: Path, name: str) -> None:
+def test_every_variable_can_come_from_a_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "value"
     path.write_text(FULL[name] + "\n")
     others = {each: value for each, value in FULL.items() if each != name}
@@ -191,7 +189,7 @@ def test_every_variable_may_be_a_file(tmp_path: Path, name: str) -> None:
     ("content", "value"),
     [(b"a", "a"), (b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b" a\nb \n", " a\nb ")],
 )
-def test_one_newline_at_the_end_of_a_file_is_not_the_value_s(
+def test_one_trailing_newline_of_a_file_is_removed(
     tmp_path: Path, content: bytes, value: str
 ) -> None:
     path = tmp_path / "password"
@@ -212,7 +210,7 @@ def test_one_newline_at_the_end_of_a_file_is_not_the_value_s(
         (70_000 * b"a", "DOLL_REDIS_PASSWORD_FILE: the file is larger than 65536 bytes"),
     ],
 )
-def test_a_file_without_a_value_is_refused_by_its_variable(
+def test_file_without_a_valid_value_is_rejected_with_its_variable(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "password"
@@ -223,7 +221,7 @@ def test_a_file_without_a_value_is_refused_by_its_variable(
     assert str(caught.value) == message
 
 
-def test_a_value_is_given_in_one_way(tmp_path: Path) -> None:
+def test_value_given_both_directly_and_as_a_file_is_rejected(tmp_path: Path) -> None:
     path = str(tmp_path / "password")
     both = {"DOLL_KAFKA_SASL_PASSWORD": "a", "DOLL_KAFKA_SASL_PASSWORD_FILE": path}
     with pytest.raises(
@@ -235,7 +233,7 @@ def test_a_value_is_given_in_one_way(tmp_path: Path) -> None:
     assert settings.kafka_properties == {"sasl.password": "b"}
 
 
-def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
+def test_files_that_the_kafka_client_reads_are_passed_on() -> None:
     names = {
         "DOLL_KAFKA_SSL_CA_LOCATION": "/ca.pem",
         "DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_FILE": "/assertion",
@@ -250,7 +248,7 @@ def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
     assert read_settings(settings.environ()) == settings
 
 
-def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
+def test_file_variables_of_other_programs_are_not_read() -> None:
     assert read_settings({"NEWS_FILE": "/none", "redis_password_FILE": "/none"}) == Settings()
 
 
@@ -267,9 +265,7 @@ def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
         ("DOLL_XYZZY", "allowed are DOLL_ADVERTISE, DOLL_API, "),
     ],
 )
-def test_an_unknown_variable_is_refused_with_what_was_probably_meant(
-    variable: str, hint: str
-) -> None:
+def test_unknown_variable_is_rejected_with_a_suggestion(variable: str, hint: str) -> None:
     with pytest.raises(UserError, match=f"^{variable}: unknown setting ") as caught:
         read_settings({variable: "secret"})
     assert hint in str(caught.value)
@@ -277,7 +273,7 @@ def test_an_unknown_variable_is_refused_with_what_was_probably_meant(
     assert read_settings({variable: ""}) == Settings()
 
 
-def test_whatever_deployments_and_documents_set_is_known() -> None:
+def test_variables_in_deployments_and_documents_are_known() -> None:
     listed = subprocess.run(
         ["git", "grep", "-ohE", r"\bDOLL_[A-Z][A-Z0-9_]*[A-Z0-9]\b", "--", ":!tests", ":!*.md"],  # noqa: S607 -- of this checkout
         cwd=ROOT,
@@ -307,14 +303,12 @@ def test_whatever_deployments_and_documents_set_is_known() -> None:
         ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it loads code"),
     ],
 )
-def test_a_property_of_the_client_that_is_not_for_settings_is_refused_with_the_reason(
-    variable: str, why: str
-) -> None:
+def test_reserved_client_property_is_rejected_with_the_reason(variable: str, why: str) -> None:
     with pytest.raises(UserError, match=f"^{variable}: cannot be set: {why}"):
         read_settings({variable: "1"})
 
 
-def test_the_content_of_a_file_is_not_reported_where_it_makes_no_sense(tmp_path: Path) -> None:
+def test_content_of_an_invalid_file_is_not_reported(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("hunter2")
     with pytest.raises(UserError) as caught:
@@ -360,7 +354,7 @@ HOLD_SECRETS = {
 )
 @example({"DOLL_REDIS"}, "1/2", {})
 @example({"DOLL_REDIS"}, "]/[", {})
-def test_no_piece_of_a_secret_is_shown_by_settings_or_errors(
+def test_no_part_of_a_secret_is_shown_by_settings_or_errors(
     names: set[str], characters: str, others: dict[str, str]
 ) -> None:
     secret = SIGN.join(characters)
@@ -373,7 +367,7 @@ def test_no_piece_of_a_secret_is_shown_by_settings_or_errors(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FULL)), st.text(max_size=10)))
-def test_whatever_the_environment_holds_it_is_settings_or_refused(environ: dict[str, str]) -> None:
+def test_any_environment_gives_settings_or_an_error(environ: dict[str, str]) -> None:
     try:
         settings = read_settings(environ)
     except UserError as error:
@@ -382,7 +376,7 @@ def test_whatever_the_environment_holds_it_is_settings_or_refused(environ: dict[
         assert read_settings(settings.environ()) == settings
 
 
-def test_the_registry_s_variables_are_properties_of_its_client() -> None:
+def test_schema_registry_variables_become_client_properties() -> None:
     environ = {
         "DOLL_SCHEMA_REGISTRY_URL": "https://registry:8081,https://other:8081/api",
         "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO": "doll:a-secret",
@@ -406,7 +400,7 @@ def test_the_registry_s_variables_are_properties_of_its_client() -> None:
         ("BASIC_AUTH_USERINFO", "x", 'did you mean "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"'),
     ],
 )
-def test_a_registry_that_makes_no_sense_is_refused(
+def test_invalid_schema_registry_settings_are_rejected(
     variable: str, value: str, expected: str
 ) -> None:
     with pytest.raises(UserError, match=expected) as refused:

@@ -67,7 +67,7 @@ def test_lead_to_version_0_above_updates_in_force_is_reported() -> None:
     assert audited.flaws == ()
 
 
-def test_a_clean_pair_of_topics_has_no_flaw() -> None:
+def test_audit_of_sound_topics_has_no_flaw() -> None:
     # control  0       1        2       3       4        5        6         7
     # claim    A 0:10  B 0:10   B Q0:5  P10:20  garbage  P20:30   P30:40    P40:50
     #          J=1     refused  bad     J=1              expired  quarant.  waits
@@ -102,7 +102,7 @@ def test_a_clean_pair_of_topics_has_no_flaw() -> None:
     )
 
 
-def test_an_update_need_not_say_which_records_did_not_decode() -> None:
+def test_audit_accepts_update_with_or_without_its_skipped_records() -> None:
     # Records as written now, as written before format 2, and with offsets that the claim lacks.
     bad = (Skipped("s", 0, 3, "torn", (1,)),)
     control: list[Claim | None] = [BatchReady(A, (span(P, 0, 10),), 8, bad)]
@@ -114,7 +114,7 @@ def test_an_update_need_not_say_which_records_did_not_decode() -> None:
     assert found.flaws == (Flaw("never claimed", "batch 0 of version 1"),)
 
 
-def test_takeovers_and_what_they_took_back_are_counted() -> None:
+def test_audit_counts_takeovers_and_updates_taken_back() -> None:
     # offset  0     1        2        3        4            5        6
     # record  Lead  J=1 {0}  J=2 {1}  Lead(0)  J=3 of 0     J=2 {2}  Lead(0)
     #                        taken    base J=1 comes late   counts   too late
@@ -136,7 +136,7 @@ def test_takeovers_and_what_they_took_back_are_counted() -> None:
     assert found.flaws == ()
 
 
-def test_a_batch_taken_back_may_be_used_again() -> None:
+def test_batch_taken_back_may_be_used_again() -> None:
     found = audit_of(
         claims(1),
         LEAD,
@@ -147,17 +147,17 @@ def test_a_batch_taken_back_may_be_used_again() -> None:
     assert (found.trained, found.flaws) == (SAMPLES, ())
 
 
-def test_an_unsettled_tail_is_no_flaw() -> None:
+def test_unsettled_tail_is_not_a_flaw() -> None:
     found = audit_of(claims(3), LEAD, update(1, batch(0)))
     assert (found.unsettled, found.settled[P], found.flaws) == (2 * SAMPLES, 10, ())
 
 
-def test_two_empty_topics_prove_nothing_and_have_no_flaw() -> None:
+def test_audit_of_empty_topics_has_no_flaw() -> None:
     found = audit_of([])
     assert (found.trained, found.settled, found.flaws) == (0, FIRST, ())
 
 
-def test_a_gap_is_found() -> None:
+def test_audit_reports_gap() -> None:
     # claimed  0 ---- 10 ---- 20 ---- 30
     # used     0 ---- 10   13-20 ---- 30
     short = replace(batch(1), address=(span(P, 13, 20),))
@@ -168,7 +168,7 @@ def test_a_gap_is_found() -> None:
     )
 
 
-def test_an_overlap_is_found() -> None:
+def test_audit_reports_overlap() -> None:
     # claimed  0 ---- 10 ---- 20 ---- 30
     # used     0 ---- 10
     #             7 --------- 20 ---- 30
@@ -180,7 +180,7 @@ def test_an_overlap_is_found() -> None:
     )
 
 
-def test_a_batch_used_twice_is_found_wherever_it_was_used() -> None:
+def test_audit_reports_batch_used_twice() -> None:
     in_two_updates = audit_of(claims(1), LEAD, update(1, batch(0)), update(2, batch(0)))
     assert Flaw("used twice", "batch 0 again in version 2") in in_two_updates.flaws
 
@@ -193,13 +193,13 @@ def test_a_batch_used_twice_is_found_wherever_it_was_used() -> None:
     assert Flaw("used twice", "batch 0 again in quarantine") in in_quarantine.flaws
 
 
-def test_a_quarantine_of_a_batch_whose_claim_was_lost_settles_nothing() -> None:
+def test_quarantine_of_batch_with_lost_claim_settles_nothing() -> None:
     lost = replace(batch(1), address=(span(P, 10, 15),), samples=5)
     found = audit_of(claims(2), LEAD, update(1, batch(0)), Quarantined(0, lost, "poison: raised"))
     assert (found.quarantined, found.unsettled, found.flaws) == ((), SAMPLES, ())
 
 
-def test_an_update_of_a_batch_that_was_never_claimed_is_found() -> None:
+def test_audit_reports_batch_that_was_never_claimed() -> None:
     flaw = Flaw("never claimed", "batch 1 of version 1")
     assert audit_of(claims(1), LEAD, update(1, batch(0), batch(1))).flaws == (flaw,)
 
@@ -212,7 +212,7 @@ def test_an_update_of_a_batch_that_was_never_claimed_is_found() -> None:
 
 
 @given(st.permutations(range(6)), st.integers(0, 6), st.integers(1, 3))
-def test_whatever_the_order_of_use_only_what_is_behind_every_waiting_batch_is_settled(
+def test_audit_settles_only_records_below_every_waiting_batch(
     order: list[int], used: int, group_size: int
 ) -> None:
     settled = order[:used]
@@ -224,13 +224,13 @@ def test_whatever_the_order_of_use_only_what_is_behind_every_waiting_batch_is_se
     assert found.settled[P] == min(set(range(7)) - set(settled)) * SAMPLES
 
 
-def test_an_update_that_counts_other_samples_than_its_batches_is_found() -> None:
+def test_audit_reports_update_with_wrong_sample_count() -> None:
     boasting = replace(update(1, batch(0)), samples=999)
     where = "version 1 says 999, its batches have 10"
     assert audit_of(claims(1), LEAD, boasting).flaws == (Flaw("miscounted", where),)
 
 
-def test_an_update_that_is_staler_than_it_may_be_or_has_more_than_its_k_is_found() -> None:
+def test_audit_reports_update_that_is_too_stale_or_too_large() -> None:
     one, two = update(1, batch(0)), update(2, batch(1), batch(2))
     stale = replace(two, base=0, synchrony=Synchrony(2, staleness=1))
     assert audit_of(claims(3), LEAD, one, stale).flaws == ()
@@ -243,18 +243,18 @@ def test_an_update_that_is_staler_than_it_may_be_or_has_more_than_its_k_is_found
     assert [flaw.kind for flaw in audit_of(claims(3), LEAD, one, unsaid).flaws] == ["too stale"]
 
 
-def test_a_batch_of_a_partition_that_is_not_the_jobs_is_found() -> None:
+def test_audit_reports_batch_of_foreign_partition() -> None:
     foreign = Batch(0, A, (span(Partition("other", 0), 0, 10),), SAMPLES)
     flaws = audit_of([], LEAD, update(1, foreign)).flaws
     assert [flaw.kind for flaw in flaws] == ["never claimed", "foreign"]
 
 
-def test_nothing_above_a_gap_is_settled() -> None:
+def test_audit_settles_nothing_above_a_gap() -> None:
     late = Batch(0, A, (span(P, 3, 10),), 7)
     assert audit_of(claims(1), LEAD, update(1, late)).settled[P] == 0
 
 
-def test_a_batch_that_was_taken_back_is_used_once_and_one_that_was_replayed_never() -> None:
+def test_requeued_batch_is_used_once_and_replayed_batch_never() -> None:
     poison = [Quarantined(0, batch(n), "poison: raised") for n in range(3)]
     back, again = Requeued(batch(0), "ada", 1.0), Requeued(batch(0), "ada", 2.0)
     sealed = Replayed(batch(1), "ada", 1.0)
@@ -266,7 +266,7 @@ def test_a_batch_that_was_taken_back_is_used_once_and_one_that_was_replayed_neve
     assert (audit.trained, audit.unsettled, audit.settled[P]) == (10, 0, 30)
 
 
-def test_what_was_taken_back_and_not_trained_yet_waits() -> None:
+def test_requeued_batch_waits_until_trained() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
     audit = audit_of(claims(1), LEAD, poison, Requeued(batch(0), "ada", 1.0))
 
@@ -274,14 +274,14 @@ def test_what_was_taken_back_and_not_trained_yet_waits() -> None:
     assert audit.settled[P] == 0
 
 
-def test_training_what_was_replayed_is_a_flaw() -> None:
+def test_audit_reports_training_of_replayed_batch() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
     audit = audit_of(claims(1), LEAD, poison, Replayed(batch(0), "ada", 1.0), update(1, batch(0)))
 
     assert "used twice" in {flaw.kind for flaw in audit.flaws}
 
 
-def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_them() -> None:
+def test_deleted_untrained_records_count_as_expired() -> None:
     # P  0        10         20         30       37           45
     #    | J=1    | expired  | expired  | deleted, unclaimed  | there
     #             | unread   | as batch |
@@ -301,12 +301,12 @@ def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_the
     assert audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 25}).expired_records == 18
 
 
-def test_poison_is_not_expired() -> None:
+def test_poison_does_not_count_as_expired() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
     assert audit_of(claims(1), LEAD, poison).expired_records == 0
 
 
-def test_a_partition_that_was_added_is_audited_from_its_beginning() -> None:
+def test_added_partition_is_audited_from_its_beginning() -> None:
     added = Partition("s", 2)
     spans = [Span(*added, start, start + 10, generation=7, known=start + 10) for start in (0, 10)]
     control: list[ControlRecord | None] = [Opened(added, None, 7, "id", 0, -1)]
@@ -328,7 +328,7 @@ def of(generation: int, start: int, end: int) -> Span:
     return Span(*P, start, end, generation, known=end)
 
 
-def test_what_was_trained_and_then_lost_is_reported_and_each_record_in_the_log_is_once() -> None:
+def test_audit_reports_trained_records_that_the_log_lost() -> None:
     # control  0 A 0:10   1 A 10:20   2 A 20:30   3 P opened at 15   4 A 15:25 of the next
     #          J=1        J=1         expired                        J=2
     control: list[ControlRecord | None] = [
@@ -355,7 +355,7 @@ def test_what_was_trained_and_then_lost_is_reported_and_each_record_in_the_log_i
     assert found.settled == {P: 25, Q: 0}
 
 
-def test_a_log_that_was_cut_below_where_the_job_began_is_tiled_from_there_on() -> None:
+def test_log_cut_below_start_of_job_is_audited_from_the_cut() -> None:
     # log      ... 40: the job begins, at the end of that time   cut at 32   32:42 of the next
     control: list[ControlRecord | None] = [
         ready(A, of(0, 40, 50)),
@@ -373,7 +373,7 @@ def test_a_log_that_was_cut_below_where_the_job_began_is_tiled_from_there_on() -
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (8, 12), (40, 44)])
-def test_a_topic_that_was_created_anew_is_tiled_from_where_it_is_read(start: int, end: int) -> None:
+def test_recreated_topic_is_audited_from_its_new_start(start: int, end: int) -> None:
     control: list[ControlRecord | None] = [
         ready(A, of(0, 0, 10)),
         Opened(P, 0, 9, "other", start, -1),

@@ -67,7 +67,7 @@ class Fleet:
             due = self.bench.machine.due()
             if not self._events or due <= self._events[0][0]:
                 self.bench.now = max(due, self.bench.now)
-                self._heed(self.bench.tick(self.bench.now))
+                self._carry_out(self.bench.tick(self.bench.now))
             else:
                 self.bench.now, _, action = heapq.heappop(self._events)
                 action()
@@ -84,9 +84,9 @@ class Fleet:
             for worker in self.workers:
                 if self._waiting[worker] < 16:
                     self._waiting[worker] += 1
-                    self._heed(self.bench.announce(worker))
+                    self._carry_out(self.bench.announce(worker))
 
-    def _heed(self, said: tuple[CoordinatorCommand, ...]) -> None:
+    def _carry_out(self, said: tuple[CoordinatorCommand, ...]) -> None:
         for apply in of_kind(said, do.Apply):
             self.batches += len(apply.update.batches)
             self.stalest = max(self.stalest, apply.update.staleness)
@@ -119,7 +119,7 @@ class Fleet:
         def answer() -> None:
             self._orders[worker].done()
             self._idle[worker] = self.bench.now
-            self._heed(self.bench.feed(events.RepliesRead((reply,))))
+            self._carry_out(self.bench.feed(events.RepliesRead((reply,))))
 
         at = self.bench.now + took_s + foreign * READ_BACK_S
         heapq.heappush(self._events, (at, next(self._numbers), answer))
@@ -148,7 +148,7 @@ HELD_UP = 8 / (4 * GRADIENT_S)
 
 
 @pytest.mark.parametrize(("staleness", "gain"), [(0, 1.7), (1, 3.0)])
-def test_one_slow_worker_of_eight_does_not_hold_up_the_others(staleness: int, gain: float) -> None:
+def test_slow_worker_of_eight_does_not_delay_the_others(staleness: int, gain: float) -> None:
     fleet = Fleet(settings(staleness), [*equal(GRADIENT_S, 7), 4 * GRADIENT_S])
 
     assert fleet.run(UPDATES) >= gain * HELD_UP
@@ -157,7 +157,7 @@ def test_one_slow_worker_of_eight_does_not_hold_up_the_others(staleness: int, ga
 
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("gradient_s", [0.002, GRADIENT_S, 1.0])
-def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float) -> None:
+def test_equally_fast_workers_keep_their_own_batches(staleness: int, gradient_s: float) -> None:
     fleet = Fleet(settings(staleness), equal(gradient_s))
 
     fleet.run(UPDATES)
@@ -166,7 +166,7 @@ def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float)
 
 
 @pytest.mark.parametrize("hiccups", [1, 3])
-def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> None:
+def test_temporarily_slow_worker_gets_its_own_batches_back(hiccups: int) -> None:
     """A process warms up during its first gradient; later its machine may be busy."""
     fleet = Fleet(settings(), equal(GRADIENT_S), {7: [20 * GRADIENT_S] * hiccups})
 

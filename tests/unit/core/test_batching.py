@@ -59,7 +59,7 @@ def placed(
     return batcher
 
 
-def test_a_batch_is_cut_where_its_last_sample_is() -> None:
+def test_batch_is_cut_after_its_last_sample() -> None:
     # s[0]   0 1 . . 4 5     (2 and 3 hold no record)
     # s[1]             100 101 102
     # b = 3  |---------|-------|--
@@ -72,13 +72,13 @@ def test_a_batch_is_cut_where_its_last_sample_is() -> None:
     assert (batcher.samples, batcher.position(P), batcher.position(Q)) == (1, 6, 103)
 
 
-def test_a_hole_belongs_to_the_span_of_the_record_behind_it() -> None:
+def test_hole_belongs_to_the_span_of_the_next_record() -> None:
     batcher = placed(1)
     cuts = batcher.add(DecodedRun(P, [3, 7], (), 0.0, 0.0), now=0.0)
     assert [cut.address for cut in cuts] == [(span(P, 0, 4),), (span(P, 4, 8),)]
 
 
-def test_a_run_that_is_a_whole_batch_is_cut_as_if_it_came_in_parts() -> None:
+def test_run_that_is_a_complete_batch_is_cut_like_its_parts() -> None:
     whole, parts = placed(2), placed(2)
     for first in (3, 6):
         offsets, epoch, at = [first, first + 1], first // 3, float(first)
@@ -92,7 +92,7 @@ def test_a_run_that_is_a_whole_batch_is_cut_as_if_it_came_in_parts() -> None:
     assert (whole.position(P), whole.epoch(P)) == (parts.position(P), parts.epoch(P)) == (8, 2)
 
 
-def test_a_dropped_partition_leaves_the_others_open() -> None:
+def test_dropped_partition_leaves_others_open() -> None:
     batcher = placed(4)
     batcher.add(run(P, range(2)), now=0.0)
     batcher.add(run(Q, range(100, 101), bad=range(101, 102)), now=0.0)
@@ -106,7 +106,7 @@ def test_a_dropped_partition_leaves_the_others_open() -> None:
     assert cut.skipped == (skipped(Q, 101),)
 
 
-def test_a_partition_placed_again_forgets_what_was_open_of_it() -> None:
+def test_partition_placed_again_drops_its_open_records() -> None:
     batcher = placed(2)
     batcher.add(run(P, range(1)), now=0.0)
     batcher.place(P, 50)
@@ -116,7 +116,7 @@ def test_a_partition_placed_again_forgets_what_was_open_of_it() -> None:
     assert cut.address == (span(P, 50, 52),)
 
 
-def test_a_partial_batch_is_due_a_linger_after_its_first_record() -> None:
+def test_partial_batch_is_due_a_linger_after_its_first_record() -> None:
     batcher = placed(3, linger_s=5.0)
     assert batcher.due() is None
     batcher.add(run(P, range(1)), now=10.0)
@@ -130,7 +130,7 @@ def test_a_partial_batch_is_due_a_linger_after_its_first_record() -> None:
     assert (batcher.due(), batcher.close()) == (None, None)
 
 
-def test_without_a_linger_a_partial_batch_is_never_due() -> None:
+def test_partial_batch_without_linger_is_never_due() -> None:
     batcher = placed(2)
     batcher.add(run(P, range(1)), now=10.0)
     assert batcher.due() is None
@@ -152,19 +152,19 @@ def test_rest_below_min_batch_is_due_once_a_later_record_makes_it_large_enough()
     assert (batcher.due(), batcher.waits_for_more(40.0)) == (None, True)
 
 
-def test_rest_of_bad_records_alone_is_due_whatever_min_batch_is() -> None:
+def test_rest_of_bad_records_alone_ignores_min_batch() -> None:
     batcher = placed(4, linger_s=5.0, min_batch=3)
     batcher.add(run(P, range(0), bad=range(2)), now=10.0)
     assert (batcher.due(), batcher.waits_for_more(15.0)) == (15.0, False)
 
 
-def test_rest_does_not_wait_for_min_batch_where_it_would_wait_for_b_anyway() -> None:
+def test_min_batch_has_no_effect_without_linger() -> None:
     batcher = placed(4, min_batch=3)
     batcher.add(run(P, range(1)), now=10.0)
     assert (batcher.due(), batcher.waits_for_more(1e9)) == (None, False)
 
 
-def test_batches_of_one_sample_are_whole_batches_where_b_is_one() -> None:
+def test_min_batch_has_no_effect_if_batch_size_is_one() -> None:
     batcher = placed(1, linger_s=5.0, min_batch=2)
     assert [cut.samples for cut in batcher.add(run(P, range(2)), now=0.0)] == [1, 1]
     assert batcher.resize(4) is None
@@ -176,7 +176,7 @@ def test_batches_of_one_sample_are_whole_batches_where_b_is_one() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 10_000])
-def test_a_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> None:
+def test_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> None:
     # good      0                 1500           2000         first batch  [0:1501]
     # bad         1 ........ 1499      1501 ....       2001   second batch [1501:2502], its 1001st
     batcher, cuts = placed(5, min_batch=2), list[Cut]()
@@ -194,7 +194,7 @@ def test_a_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> No
 
 
 @pytest.mark.parametrize("chunk", [1, 13, 5000])
-def test_the_size_of_a_record_of_kafka_goes_before_min_batch(chunk: int) -> None:
+def test_kafka_record_size_limit_overrides_min_batch(chunk: int) -> None:
     batcher, cuts = placed(5, min_batch=2), list[Cut]()
     batcher.add(run(Q, range(100, 101)), now=0.0)
     bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
@@ -205,7 +205,7 @@ def test_the_size_of_a_record_of_kafka_goes_before_min_batch(chunk: int) -> None
     assert all(len(msgspec.json.encode(cut.skipped)) < SKIPPED_BYTES for cut in cuts)
 
 
-def test_expired_records_are_passed_over_with_the_open_part_of_their_partition() -> None:
+def test_expired_records_are_skipped_with_open_part_of_their_partition() -> None:
     batcher = placed(4, min_batch=3)
     batcher.add(DecodedRun(P, [0, 1], (), 0.0, 0.0, epoch=2), now=0.0)
     batcher.add(run(Q, range(100, 101)), now=0.0)
@@ -215,7 +215,7 @@ def test_expired_records_are_passed_over_with_the_open_part_of_their_partition()
 
 
 @pytest.mark.parametrize("again", [run(P, range(2, 5)), run(P, range(5, 6), bad=range(2, 3))])
-def test_a_run_from_below_the_position_is_refused_and_changes_nothing(again: DecodedRun) -> None:
+def test_run_below_the_position_is_refused_and_changes_nothing(again: DecodedRun) -> None:
     batcher = placed(10)
     batcher.add(run(P, range(3)), now=0.0)
     with pytest.raises(ValueError, match=r"s\[0\] gave offset 2 below its position 3"):
@@ -223,18 +223,18 @@ def test_a_run_from_below_the_position_is_refused_and_changes_nothing(again: Dec
     assert (batcher.samples, batcher.position(P)) == (3, 3)
 
 
-def test_a_partition_without_a_position_is_not_read() -> None:
+def test_partition_without_position_is_refused() -> None:
     with pytest.raises(ValueError, match=r"s\[0\] was read before it was placed"):
         Batcher(2).add(run(P, range(1)), now=0.0)
 
 
-def test_a_batch_holds_at_least_one_sample() -> None:
+def test_batch_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Batcher(0)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 2 * MAX_SKIPPED + 500])
-def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
+def test_thousand_bad_records_close_a_batch(chunk: int) -> None:
     batcher, cuts = placed(3), list[Cut]()
     # Two good records join the first thousand bad ones.
     batcher.add(run(Q, range(100, 102)), now=0.0)
@@ -247,7 +247,7 @@ def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
     assert cuts[1].address == (span(P, MAX_SKIPPED, 2 * MAX_SKIPPED),)
 
 
-def test_what_comes_first_closes_the_batch_its_last_sample_or_a_thousand_bad_records() -> None:
+def test_last_sample_or_thousand_bad_records_close_batch_whichever_is_first() -> None:
     samples_first = placed(2).add(run(P, range(2), bad=range(2, 1500)), now=0.0)
     assert [cut.address for cut in samples_first] == [(span(P, 0, 2),), (span(P, 2, 1002),)]
 
@@ -255,14 +255,14 @@ def test_what_comes_first_closes_the_batch_its_last_sample_or_a_thousand_bad_rec
     assert (bad_first.address, bad_first.samples) == ((span(P, 0, MAX_SKIPPED),), 0)
 
 
-def test_bad_records_of_a_dropped_partition_close_nothing() -> None:
+def test_bad_records_of_dropped_partition_do_not_count() -> None:
     batcher = placed(3)
     batcher.add(run(P, range(0), bad=range(MAX_SKIPPED - 1)), now=0.0)
     batcher.drop(P)
     assert batcher.add(run(Q, range(0), bad=range(100, 100 + MAX_SKIPPED - 1)), now=0.0) == ()
 
 
-def test_bad_records_are_named_together_by_partition_and_reason() -> None:
+def test_bad_records_are_grouped_by_partition_and_reason() -> None:
     batcher = placed(2)
     torn = [Skipped(*P, offset, "torn") for offset in (0, 1, 4)]
     batcher.add(DecodedRun(P, (), (*torn, Skipped(*P, 5, "no label")), 0.0, 0.0), now=0.0)
@@ -277,7 +277,7 @@ def test_bad_records_are_named_together_by_partition_and_reason() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 13, 5000])
-def test_a_batch_closes_before_its_bad_records_fill_a_record_of_kafka(chunk: int) -> None:
+def test_batch_closes_before_bad_records_exceed_a_kafka_record(chunk: int) -> None:
     batcher, cuts = placed(10**6), list[Cut]()
     bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
     for start in range(0, 5000, chunk):
@@ -290,7 +290,7 @@ def test_a_batch_closes_before_its_bad_records_fill_a_record_of_kafka(chunk: int
 
 
 @pytest.mark.parametrize("group_size", [1, 20, 1000])
-def test_the_addresses_of_a_group_fit_into_one_record(group_size: int) -> None:
+def test_addresses_of_a_group_fit_into_one_record(group_size: int) -> None:
     # One record from each of 12,000 partitions; a single batch could hold all of them.
     topic = "t" * 200
     batcher, cuts = Batcher(10**6, None, group_size), list[Cut]()
@@ -307,7 +307,7 @@ def test_the_addresses_of_a_group_fit_into_one_record(group_size: int) -> None:
     assert sum(cut.samples for cut in (*cuts, left)) == 12_000  # nothing is lost
 
 
-def test_a_batch_of_one_partition_never_lacks_room() -> None:
+def test_batch_of_one_partition_always_fits() -> None:
     batcher = placed(3, group_size=10**9)
     (first,) = batcher.add(run(P, range(3)), now=0.0)
     assert first.samples == 3
@@ -316,7 +316,7 @@ def test_a_batch_of_one_partition_never_lacks_room() -> None:
     assert early.address == (span(P, 3, 5),)
 
 
-def test_the_largest_group_fits_into_one_record() -> None:
+def test_largest_group_fits_into_one_record() -> None:
     topics = ("short", "l" * 249)
     assert most_group_size(topics) * (span_bytes("l" * 249) + 200) <= RECORD_BYTES
     assert most_group_size(topics) > 1000
@@ -390,7 +390,7 @@ def test_any_chunking_of_the_same_records_gives_the_same_batches(
 
 
 @given(readings(), st.integers(1, 5))
-def test_batches_tile_what_was_read_and_count_what_decodes(
+def test_batches_tile_the_records_and_count_those_that_decode(
     reads: list[Read], batch_size: int
 ) -> None:
     full, rest = cut_all(batch_size, chunked(reads, [False] * len(reads)))
@@ -416,13 +416,13 @@ def test_batches_tile_what_was_read_and_count_what_decodes(
         assert end[partition] == last
 
 
-def test_a_batch_size_below_one_is_refused_later_too() -> None:
+def test_resize_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         placed(3).resize(0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), max_size=20), st.integers(1, 6))
-def test_whenever_b_changes_every_record_is_in_one_batch_of_the_b_it_was_filled_under(
+def test_every_record_is_in_one_batch_when_batch_size_changes(
     steps: list[tuple[int, int]], first: int
 ) -> None:
     batcher, position, allowed = placed(first), 0, first

@@ -55,7 +55,7 @@ def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
 # --- election --------------------------------------------------------------------------------
 
 
-def test_the_lease_only_says_who_may_try() -> None:
+def test_candidate_with_lease_loads_snapshot_then_appends_lead() -> None:
     # tick: ask   held: find   found: restore   restored: append Lead   read back as valid: begin
     bench = Bench()
     assert bench.tick(0.0) == (do.AskLease(1.0),)
@@ -72,14 +72,14 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.machine.leader is not None
 
 
-def test_the_lease_is_asked_for_three_times_in_its_life() -> None:
+def test_lease_is_renewed_three_times_within_its_ttl() -> None:
     bench = Bench(replace(QUIET, lease_ttl_s=3.0))
     halves = [half / 2 for half in range(8)]
     assert [now for now in halves if do.AskLease(3.0) in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
     assert bench.machine.due() == 4.0
 
 
-def test_who_reads_anothers_lead_first_was_too_slow() -> None:
+def test_slower_of_two_candidates_steps_down_and_retries() -> None:
     # updates   0: Lead(-1) of c2   1: Lead(-1) of c1, void
     one, other = two()
     one.stand()
@@ -89,12 +89,12 @@ def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
-    assert other.read_updates() == ()  # a void Lead deposes nobody
+    assert other.read_updates() == ()  # a void Lead deposes no leader
     assert other.machine.leader is not None
     assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # tries again
 
 
-def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_all() -> None:
+def test_candidate_that_reads_a_lead_while_loading_steps_down() -> None:
     one, other = two()
     one.feed(HELD)
     one.find("hot")
@@ -105,7 +105,7 @@ def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_a
     assert one.feed(events.SnapshotRestored(0)) == ()
 
 
-def test_a_later_valid_lead_deposes_a_leader() -> None:
+def test_later_valid_lead_deposes_the_leader() -> None:
     # updates   0: Lead(-1) of c1   1: Lead(0) of c2
     one, other = two()
     one.lead()
@@ -116,7 +116,7 @@ def test_a_later_valid_lead_deposes_a_leader() -> None:
     assert one.machine.leader is None
 
 
-def test_a_leader_that_loses_its_lease_steps_down() -> None:
+def test_leader_that_loses_its_lease_steps_down() -> None:
     bench = Bench()
     bench.lead()
     assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
@@ -125,14 +125,14 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     assert bench.feed(NOT_HELD) == ()
 
 
-def look(bench: Bench, times: int) -> list[do.StepDown]:
+def poll_streams(bench: Bench, times: int) -> list[do.StepDown]:
     """Let Kafka answer a leader's polls of the streams; return its resignations."""
-    looks = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
-    return [each for said in looks for each in of_kind(said, do.StepDown)]
+    answers = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
+    return [each for said in answers for each in of_kind(said, do.StepDown)]
 
 
 @pytest.mark.parametrize("operator", [False, True])
-def test_a_leader_whose_last_record_was_lost_steps_down_and_reads(*, operator: bool) -> None:
+def test_leader_whose_last_record_was_lost_steps_down(*, operator: bool) -> None:
     # updates   0: Lead   1: J=1, lost before it was read   1: perhaps an operator's
     bench = Bench()
     bench.lead()
@@ -142,8 +142,8 @@ def test_a_leader_whose_last_record_was_lost_steps_down_and_reads(*, operator: b
     bench.updates.pop()
     bench.updates += [Requeued(batch(7), "ada", 1.0)] * operator
     bench.read_updates()
-    assert look(bench, LOOKS - 1) == []
-    assert look(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
+    assert poll_streams(bench, LOOKS - 1) == []
+    assert poll_streams(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
     bench.lead()
     bench.see(A, B)
     bench.read_control()
@@ -151,20 +151,20 @@ def test_a_leader_whose_last_record_was_lost_steps_down_and_reads(*, operator: b
     assert effective(bench.updates) == (GENESIS, bench.model)
 
 
-def test_records_that_come_back_late_but_come_back_depose_nobody() -> None:
+def test_records_read_back_late_do_not_depose_the_leader() -> None:
     bench = Bench()
     bench.lead()
     bench.see(A, B)
     for version in range(1, 4):
         bench.announce(A, B)
         bench.compute()
-        assert look(bench, LOOKS - 1) == []
+        assert poll_streams(bench, LOOKS - 1) == []
         bench.read_updates()
-        assert look(bench, 2 * LOOKS) == []  # nothing is awaited
+        assert poll_streams(bench, 2 * LOOKS) == []  # nothing is awaited
         assert bench.model.version == version
 
 
-def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> None:
+def test_leader_deposed_for_slowness_requests_a_longer_lease() -> None:
     bench = Bench(replace(QUIET, lease_ttl_s=1.0))
     asked = []
     for deposed in range(4):
@@ -176,7 +176,7 @@ def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> N
     assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
 
 
-def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
+def test_candidate_whose_lead_does_not_come_back_retries() -> None:
     bench = Bench()
     bench.stand()
     assert of_kind(bench.tick(CANDIDACY_S), do.StepDown) == []
@@ -188,7 +188,7 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     assert the(bench.read_updates(), do.Begin).epoch == 2
 
 
-def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
+def test_candidacy_times_out_from_delivery_of_its_lead() -> None:
     # at   0: weights   50: in hand, Lead appended   100: delivered   161: not read, so in vain
     bench = Bench()
     bench.feed(HELD)
@@ -207,7 +207,7 @@ def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
 
 
 @pytest.mark.parametrize("how_far", ["has no weights yet", "stands", "leads"])
-def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
+def test_failed_attempt_is_abandoned_at_once_and_retried_later(
     how_far: str,
 ) -> None:
     bench = Bench()
@@ -230,7 +230,7 @@ def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
-def test_a_search_that_failed_is_repeated_soon_and_one_without_an_answer_later() -> None:
+def test_failed_search_is_repeated_soon_and_unanswered_one_later() -> None:
     bench = Bench()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(events.AttemptFailed("Redis is unavailable")) == ()
@@ -243,7 +243,7 @@ def test_a_search_that_failed_is_repeated_soon_and_one_without_an_answer_later()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
-def test_a_failure_that_comes_late_delays_no_later_search() -> None:
+def test_late_failure_does_not_delay_later_search() -> None:
     bench = Bench()
     bench.feed(HELD)
     bench.feed(NOT_HELD)
@@ -290,7 +290,7 @@ def test_candidate_without_the_named_checkpoint_waits_and_searches_again() -> No
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
-def test_candidate_that_waits_for_a_checkpoint_searches_at_once_when_its_owner_decides() -> None:
+def test_candidate_waiting_for_checkpoint_searches_at_once_when_owner_decides() -> None:
     bench = missing()
     bench.find("genesis")
 
@@ -324,7 +324,7 @@ def woken(bench: Bench, seconds: float) -> list[tuple[CoordinatorCommand, ...]]:
     return said
 
 
-def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_else() -> None:
+def test_leader_without_workers_wakes_only_to_renew_its_lease() -> None:
     bench = Bench(replace(QUIET, hot_every_s=1.0, lease_ttl_s=1.0, idle_s=0.5))
     bench.lead()
 
@@ -332,12 +332,12 @@ def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_el
 
     assert len(said) == pytest.approx(30, abs=1)
     assert all(of_kind(each, do.AskLease) for each in said)
-    looks = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
+    polls = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
     leader_statuses = sum(len(of_kind(each, do.PutLeaderStatus)) for each in said)
-    assert looks == leader_statuses == pytest.approx(15, abs=1)  # the renewal after idle_s
+    assert polls == leader_statuses == pytest.approx(15, abs=1)  # the renewal after idle_s
 
 
-def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> None:
+def test_first_worker_or_claim_restores_the_fast_pace() -> None:
     bench = Bench(QUIET)
     bench.lead()
     bench.see(A)
@@ -351,14 +351,14 @@ def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> Non
     assert alone.machine.due() <= alone.now + QUIET.alive_s
 
 
-def test_an_answer_that_got_lost_is_asked_for_again() -> None:
+def test_lost_search_answer_is_requested_again() -> None:
     bench = Bench()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     bench.now = SEARCH_S + 0.1
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
-def test_an_answer_that_comes_after_the_lease_is_lost_changes_nothing() -> None:
+def test_answer_after_loss_of_the_lease_is_ignored() -> None:
     bench = Bench()
     bench.feed(HELD)
     assert bench.feed(NOT_HELD) == ()
@@ -366,7 +366,7 @@ def test_an_answer_that_comes_after_the_lease_is_lost_changes_nothing() -> None:
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
-def test_what_was_wanted_before_it_led_is_heeded() -> None:
+def test_leader_obeys_pause_requested_before_it_led() -> None:
     bench = Bench()
     bench.feed(events.WantedChanged("paused"))
     bench.lead()
@@ -377,7 +377,7 @@ def test_what_was_wanted_before_it_led_is_heeded() -> None:
 # --- takeovers -------------------------------------------------------------------------------
 
 
-def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_again() -> None:
+def test_successor_takes_back_updates_above_its_snapshot() -> None:
     # one   Lead  J=1 of a0 b1 (published)  J=2 of a2 b3       J=3: too late, void
     # two                                              Lead(0) base J=1      J=2' of a2 b3
     one, other = two(replace(QUIET, hot_every_updates=1))
@@ -403,7 +403,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
     assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads with epoch 4"
 
 
-def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
+def test_successor_without_snapshot_starts_from_genesis() -> None:
     one, other = two()
     one.lead()
     one.see(A, B)
@@ -418,7 +418,7 @@ def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
     assert audit(FIRST, enumerate(one.control), enumerate(one.updates)).flaws == ()
 
 
-def test_a_snapshot_that_a_later_lead_took_back_is_not_begun_with() -> None:
+def test_snapshot_taken_back_by_later_lead_is_not_used() -> None:
     # one   Lead J=1 (snapshot s)      two   Lead(0) from the genesis, without having seen s
     one, other = two(replace(QUIET, hot_every_updates=1))
     one.lead()
@@ -432,7 +432,7 @@ def test_a_snapshot_that_a_later_lead_took_back_is_not_begun_with() -> None:
     assert begin.snapshot.made == GENESIS
 
 
-def test_a_quarantine_is_never_taken_back_and_its_dead_letter_written_again() -> None:
+def test_quarantine_survives_takeover_and_dead_letter_is_rewritten() -> None:
     one, other = two()
     one.lead()
     one.see(A, B)
@@ -445,7 +445,7 @@ def test_a_quarantine_is_never_taken_back_and_its_dead_letter_written_again() ->
     assert other.leader_status.waiting == 1
 
 
-def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() -> None:
+def test_quarantine_survives_snapshot_taken_before_its_claim_was_replayed() -> None:
     # one     reads a0 b1, quarantines b1
     # two     begins at the genesis, reads a0 only, takes a snapshot
     # three   begins with that, and replays b1: its history is younger than the quarantine
@@ -467,7 +467,7 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
     assert third.leader_status.waiting == 1
 
 
-def test_failure_counts_and_the_count_of_samples_outlive_a_leader() -> None:
+def test_failure_counts_and_sample_count_survive_a_takeover() -> None:
     # one   J=1 of a0 b1   b3 raises: 1 strike   snapshot
     # two                                                   b3 raises: 2 > 1, poison
     one, other = two(replace(QUIET, hot_every_s=1.0, max_failures=1))
@@ -488,7 +488,7 @@ def test_failure_counts_and_the_count_of_samples_outlive_a_leader() -> None:
     assert isinstance(the(said, do.AppendAudit).record, Quarantined)
 
 
-def test_a_batch_that_was_put_back_once_is_awaited_by_a_successor_too() -> None:
+def test_batch_put_back_once_is_awaited_by_the_successor() -> None:
     # one   J=1 of a0, b1 is put back      two   group b1 a2: b1 is overdue, and awaited
     one, other = two(replace(QUIET, hot_every_updates=1, on_missing="proceed"))
     one.lead()
@@ -509,7 +509,7 @@ def test_a_batch_that_was_put_back_once_is_awaited_by_a_successor_too() -> None:
     assert [b.offset for order in other.orders for b in order.batches] == [1]
 
 
-def test_a_snapshot_says_of_which_topics_it_is_and_what_was_read_of_them() -> None:
+def test_snapshot_records_positions_of_its_topics() -> None:
     # updates "u1"   0: Lead, of leader epoch 2    control "c1"   0: nothing, 1: nothing, of 5
     bench = Bench()
     bench.feed(HELD)
@@ -526,7 +526,7 @@ def test_a_snapshot_says_of_which_topics_it_is_and_what_was_read_of_them() -> No
     assert (second.updates, second.control) == (LogPosition(1, "u1", 2), LogPosition(2, "c1", 5))
 
 
-def test_a_lead_after_a_loss_is_above_epochs_that_only_a_snapshot_knows() -> None:
+def test_lead_after_a_loss_is_above_epochs_known_only_from_a_snapshot() -> None:
     # updates   nothing any more; the board has a snapshot of epoch 500; the clock says 70
     # Two that stand so, the Lead of the first being lost, share an epoch by a chance of 1 in 4096.
     bench = Bench()

@@ -74,7 +74,7 @@ class Process:
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
-        # With its weights at that time.
+        # Each command has the weights that the member held at that time.
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
@@ -120,13 +120,13 @@ class Group:
 
     def settle(self) -> None:
         """Deliver all messages until none are left; collectives wait."""
-        while triggers := self.unheard():
+        while triggers := self.new_triggers():
             for trigger in triggers:
                 for process in (*self.of.values(), *self.others):
                     self.carry_out(process, process.replica.receive(trigger))
                     self._compute(process, trigger)
 
-    def unheard(self) -> list[UpdateTrigger]:
+    def new_triggers(self) -> list[UpdateTrigger]:
         """Return the triggers that no member has received."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.read_triggers = triggers[self.read_triggers :], len(triggers)
@@ -254,7 +254,7 @@ def begun(
     return group
 
 
-def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back() -> None:
+def test_group_update_counts_once_all_members_have_it_and_applies_when_read_back() -> None:
     group = begun(A, B, C)
     # One member made the weights, and the others copied them.
     assert group.weights == {A: (), B: (), C: ()}
@@ -281,7 +281,7 @@ def of_two_builds(bench: Bench | None = None) -> Group:
     return group
 
 
-def test_at_version_0_members_of_the_most_common_model_begin_without_the_others() -> None:
+def test_members_of_most_common_model_start_version_0_without_the_others() -> None:
     group = of_two_builds()
     group.lead()
     group.bench.announce(A, B, C)
@@ -293,7 +293,7 @@ def test_at_version_0_members_of_the_most_common_model_begin_without_the_others(
     assert group.bench.leader_status.left_out.keys() == {A}
 
 
-def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs() -> None:
+def test_successor_uses_the_model_of_the_holder_of_the_newest_version() -> None:
     # The snapshot that the leader rolls forward was taken before any worker was seen.
     group = of_two_builds()
     group.lead()
@@ -311,7 +311,7 @@ def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs(
     assert later.leader_status.left_out.keys() == {A}
 
 
-def test_snapshot_says_of_which_model_it_is_and_who_begins_with_it_knows() -> None:
+def test_successor_takes_the_model_digest_from_the_snapshot() -> None:
     # No live worker has version 1; A alone is alive, and could not read what is in storage.
     group = of_two_builds(Bench(changed(GROUP, hot_every_s=0.1)))
     group.lead()
@@ -330,7 +330,7 @@ def test_snapshot_says_of_which_model_it_is_and_who_begins_with_it_knows() -> No
     assert later.leader_status.live == 0
 
 
-def test_members_know_where_the_others_are_and_who_copies_of_them() -> None:
+def test_members_learn_the_addresses_and_copies_of_each_other() -> None:
     group = begun(A, B)
     [copied] = [each for process in group.of.values() for each in process.offered]
     last = of_kind(group.bench.said, do.PostTrigger)[-1].trigger.group
@@ -339,7 +339,7 @@ def test_members_know_where_the_others_are_and_who_copies_of_them() -> None:
     assert copied in {Member(A, 1), Member(B, 2)}
 
 
-def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() -> None:
+def test_survivors_keep_their_gradients_and_retry_without_the_dead_member() -> None:
     group = begun(A, B, C)
     group.kill(C)
     group.break_off(A, B)
@@ -353,7 +353,7 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2)}
 
 
-def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> None:
+def test_attempt_ends_early_if_too_few_members_can_finish() -> None:
     # D hangs: it is no neighbour of the dead member, and its own connections are still open.
     group = begun(A, B, C, D)
     group.kill(C)
@@ -373,7 +373,7 @@ def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> No
     assert group.updates[0].copies == 3
 
 
-def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing() -> None:
+def test_late_report_on_an_ended_attempt_is_ignored() -> None:
     group = begun(A, B, C, D)
     late = group.of[D].entered
     group.kill(C)
@@ -391,7 +391,7 @@ def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(named: bool) -> None:  # noqa: FBT001 -- both ways
+def test_leader_checks_heartbeats_as_soon_as_a_member_is_unreachable(named: bool) -> None:  # noqa: FBT001 -- both ways
     group = begun(A, B, C)
     group.kill(C)
     process = group.of[A]
@@ -402,7 +402,7 @@ def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(named: b
     assert len(of_kind(group.bench.said, do.ReadHeartbeats)) - looks == int(named)
 
 
-def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
+def test_update_that_enough_members_have_counts_despite_a_death() -> None:
     group = begun(A, B, C)
     group.kill(C)
     group.finish(A, B)
@@ -414,7 +414,7 @@ def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
     assert group.updates[0].copies == 2
 
 
-def test_who_broke_off_copies_what_the_others_have() -> None:
+def test_member_that_broke_off_copies_the_update() -> None:
     group = begun(A, B, C)
     group.finish(A, B)
     group.break_off(C)
@@ -424,7 +424,7 @@ def test_who_broke_off_copies_what_the_others_have() -> None:
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
 
 
-def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_again() -> None:
+def test_successor_continues_from_newest_update_without_recomputing() -> None:
     group = begun(A, B, C)
     group.finish(A, B, C)
     group.read_back()
@@ -447,7 +447,7 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
     assert set(group.weights.values()) == {(0, 1, 2, 3, 4, 5)}
 
 
-def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() -> None:
+def test_leader_falls_back_to_a_held_version_and_retrains_the_rest() -> None:
     group = begun(A, B)
     group.finish(A, B)
     group.bench.read_updates()  # A learns of it, and dies
@@ -481,9 +481,9 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     assert group.weights == {B: (0, 1, 2)}
 
 
-def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_held() -> None:
-    #  c1       1   nobody holds it: back to 0 ... reads on        looks again
-    #  c2             Lead(1)   2                             leads
+def test_fallback_does_not_take_back_updates_of_a_later_leader() -> None:
+    #  c1       1   no member holds it: back to 0 ... reads on     searches again
+    #  c2                Lead(1)   2                          leads
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -518,7 +518,7 @@ def succeeded(group: Group, *claims: ControlRecord | None) -> Bench:
     return later
 
 
-def test_a_successor_waits_until_all_that_updates_used_is_claimed() -> None:
+def test_successor_waits_until_all_used_batches_are_claimed() -> None:
     group = begun(A, B)
     claims = group.bench.control
     later = succeeded(group, *claims[:2])
@@ -528,13 +528,13 @@ def test_a_successor_waits_until_all_that_updates_used_is_claimed() -> None:
     assert later.leader_status.waiting == 0  # each of them was used
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  # noqa: FBT001 -- both ways
+@pytest.mark.parametrize("replaced", [False, True])
+def test_job_is_held_if_claims_of_an_update_are_lost(replaced: bool) -> None:  # noqa: FBT001 -- both ways
     group = begun(A, B)
     claims = group.bench.control
     later = succeeded(group, *claims[:2])
     # Another claim took the place of the third one.
-    if anew:
+    if replaced:
         later.read_control(*claims[:1])
     else:
         later.read_control()
@@ -549,7 +549,7 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     assert (lead.base, lead.exact) == (GENESIS, UNSET)
 
 
-def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
+def test_candidate_searches_again_if_an_update_precedes_its_lead() -> None:
     # updates   0: Lead of c1   1: version 1, of c1   2: Lead of c2 from version 0, void
     group = begun(A, B)
     later = Bench(GROUP, updates=group.bench.updates, name="c2")
@@ -583,7 +583,7 @@ def test_member_follows_a_leader_of_a_lower_epoch_if_the_record_of_the_last_was_
     assert replica.last_trigger == TriggerId(0, 1)
 
 
-def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
+def test_gradient_at_an_earlier_version_0_is_not_kept() -> None:
     replica, orders = WeightReplica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=2)
     trigger = UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders)
     replica.receive(trigger)
@@ -598,7 +598,7 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
     assert replica.known((batch(5),), 0.0) is None
 
 
-def test_a_gradient_of_a_batch_that_was_lost_is_not_that_of_the_next_at_its_offset() -> None:
+def test_gradient_of_lost_batch_is_not_used_for_next_batch_at_its_offset() -> None:
     replica, orders = WeightReplica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=1)
     replica.receive(UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders))
     replica.copied(GENESIS, 1)
@@ -627,9 +627,7 @@ def test_a_gradient_of_a_batch_that_was_lost_is_not_that_of_the_next_at_its_offs
         ),
     ],
 )
-def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
-    hosts: tuple[str, str], remedy: str
-) -> None:
+def test_unreachable_member_is_left_out_with_a_reason(hosts: tuple[str, str], remedy: str) -> None:
     one, other = hosts
     group = begun(A, B, C, hosts={A: one, C: other})
     process = group.of[C]
@@ -647,7 +645,7 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     assert status.left_out == {A: reason}
 
 
-def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
+def test_repeated_sum_that_is_not_finite_holds_the_job() -> None:
     group = begun(A, B)
     for _ in range(CONFIRMED):
         assert of_kind(group.bench.said, do.Hold) == []
@@ -661,7 +659,7 @@ def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
     assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
 
 
-def test_members_that_hold_different_weights_of_one_version_hold_the_job() -> None:
+def test_different_weights_of_one_version_hold_the_job() -> None:
     group = begun(A, B)
     for _ in range(CONFIRMED):
         assert of_kind(group.bench.said, do.Hold) == []
@@ -673,7 +671,7 @@ def test_members_that_hold_different_weights_of_one_version_hold_the_job() -> No
     assert group.updates == []
 
 
-def test_a_checkpoint_is_published_once_a_member_has_stored_its_version() -> None:
+def test_checkpoint_is_published_once_a_member_has_stored_it() -> None:
     group = begun(A)
     group.finish(A)
     group.bench.feed(events.WantedChanged("stopped"))
@@ -687,7 +685,7 @@ def test_a_checkpoint_is_published_once_a_member_has_stored_its_version() -> Non
     assert of_kind(group.bench.said, do.Finish)
 
 
-def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluators() -> None:
+def test_member_shares_weights_for_hot_snapshots_and_evaluators() -> None:
     #  version     1      2      3      4
     #  hot                ██            ██
     #  offered                   ██
@@ -717,7 +715,7 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
     assert group.of[B].shared == []
 
 
-def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
+def test_last_members_leave_once_their_weights_are_in_storage() -> None:
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -737,7 +735,7 @@ def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
     assert not group.of[A].replica.needed
 
 
-def test_who_leaves_a_job_that_is_over_is_let_go() -> None:
+def test_member_of_finished_job_may_leave() -> None:
     group = begun(A)
     group.bench.feed(events.WantedChanged("stopped"))
     group.settle()
@@ -752,7 +750,7 @@ pairs = st.tuples(st.sampled_from(MEMBERS), st.sampled_from(MEMBERS)).filter(lam
 
 
 @given(st.lists(pairs, max_size=12), st.sets(st.sampled_from(MEMBERS)))
-def test_no_two_are_put_together_of_which_one_could_not_reach_the_other(
+def test_clique_has_no_two_members_that_cannot_reach_each_other(
     accused: list[tuple[Member, Member]], needed: set[Member]
 ) -> None:
     accusations = Accusations()
@@ -765,7 +763,7 @@ def test_no_two_are_put_together_of_which_one_could_not_reach_the_other(
     assert accusations.clique(MEMBERS, needed, ACCUSED_S + 1.0) == set(MEMBERS)
 
 
-def test_who_is_needed_is_left_out_last() -> None:
+def test_needed_member_is_left_out_last() -> None:
     accusations = Accusations()
     accusations.add(MEMBERS[0], [MEMBERS[1]], 0.0)
     assert accusations.clique(MEMBERS[:2], [MEMBERS[1]], 1.0) == {MEMBERS[1]}
@@ -784,7 +782,7 @@ def sliced(count: int = 2, owners: int = 1) -> CoordinatorSettings:
     )
 
 
-def test_an_update_counts_only_if_who_finished_it_owns_every_slice() -> None:
+def test_sliced_update_counts_only_if_its_finishers_own_every_slice() -> None:
     # A and B have run longest, and own a slice each; C owns none.
     group = begun(A, B, C, bench=Bench(sliced()))
     assert sorted(group.owners()) == [[A], [B]]
@@ -800,7 +798,7 @@ def test_an_update_counts_only_if_who_finished_it_owns_every_slice() -> None:
     assert len(group.updates) == 1
 
 
-def test_a_second_owner_saves_what_would_die_with_the_first_and_another_copies_its_part() -> None:
+def test_second_owner_saves_the_update_and_another_member_copies_its_slice() -> None:
     group = begun(A, B, C, bench=Bench(sliced(owners=2)))
     assert [sorted(each) for each in group.owners()] == [[A, B]] * 2
     group.kill(A)
@@ -812,7 +810,7 @@ def test_a_second_owner_saves_what_would_die_with_the_first_and_another_copies_i
     assert group.of[C].replica.slices == (0, 1)
 
 
-def test_what_the_owners_of_a_slice_took_along_is_trained_anew_from_the_last_whole_backup() -> None:
+def test_updates_since_last_complete_backup_are_retrained_if_owners_die() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -843,7 +841,7 @@ def fallen_back() -> tuple[Group, ModelId]:
     return group, stored
 
 
-def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
+def test_leader_that_falls_back_to_storage_knows_what_is_stored() -> None:
     # version     1        2       | B dies: back to 1, which no snapshot lists as stored
     # stored      ██
     group, stored = fallen_back()
@@ -859,7 +857,7 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
     assert group.of[C].replica.made == stored
 
 
-def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone() -> None:
+def test_coordinator_that_falls_back_starts_with_the_stored_weights() -> None:
     # version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
     # stored      ██                 others are to hold the weights: a snapshot of 1 comes first
     group, stored = fallen_back()
@@ -881,7 +879,7 @@ def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone
     assert (lead.base, lead.slices) == (stored, UNSET)
 
 
-def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
+def test_leader_that_stalled_gives_up_no_member() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.deaf.update((A, B))  # nothing is in storage
     group.finish(A, B, C)
@@ -898,7 +896,7 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     assert group.weights[B] == (0, 1, 2, 3, 4, 5)
 
 
-def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
+def test_successor_falls_back_to_a_backup_older_than_its_snapshot() -> None:
     #  version     1        2         | the next leader       | B dies
     #  stored      ██                 | begins at version 2   | back to 1, and not to 0
     group = begun(A, B, C, bench=Bench(sliced()))
@@ -922,7 +920,7 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     assert "back to version 1" in group.fall_back()
 
 
-def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -> None:
+def test_member_joining_at_version_0_copies_all_slices() -> None:
     one, other = Member(A, 1), Member(B, 2)
     orders_of_copies = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
     trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=orders_of_copies)
@@ -956,7 +954,7 @@ def update(group: Group, *workers: WorkerId) -> None:
     group.read_back()
 
 
-def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
+def test_backup_finishes_while_updates_continue() -> None:
     #  version      1      2      3
     #  A stored     ██               ██
     #  B stored     ░░░░░░░░░░░░░░██ ██
@@ -981,7 +979,7 @@ def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
     assert checkpoints(group) == [(1, [1]), (3, [1, 3])]  # and the one in force after it
 
 
-def test_a_version_whose_owner_died_before_it_was_stored_is_given_up_for_the_one_in_force() -> None:
+def test_backup_is_abandoned_for_current_version_if_its_owner_dies() -> None:
     group = begun(A, B, C, bench=Bench(sliced(owners=2)))
     last = group.stores
     group.deaf.update((A, B, C))
@@ -1002,12 +1000,12 @@ def test_a_version_whose_owner_died_before_it_was_stored_is_given_up_for_the_one
     assert checkpoints(group) == [(2, [2])]
 
 
-def test_member_without_the_order_to_store_a_version_says_so_and_another_is_stored() -> None:
+def test_member_without_order_to_store_a_version_reports_it_and_another_is_stored() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.bench.read_updates()
     # B learns what is in force, but gets no order to store it.
-    for trigger in group.unheard():
+    for trigger in group.new_triggers():
         for process in group.of.values():
             orders = trigger.group
             assert orders is not UNSET
@@ -1024,7 +1022,7 @@ def test_member_without_the_order_to_store_a_version_says_so_and_another_is_stor
     assert checkpoints(group) == [(2, [2])]
 
 
-def test_who_is_asked_again_to_store_a_version_does_it_once_and_says_it_twice() -> None:
+def test_repeated_store_order_is_done_once_and_reported_twice() -> None:
     member, made = Member(A, 1), ModelId(3, 1)
     replica = WeightReplica(member)
     orders = GroupOrders(made, Membership(1, (member,)), stores=(member,))
@@ -1041,7 +1039,7 @@ def test_who_is_asked_again_to_store_a_version_does_it_once_and_says_it_twice() 
     assert replica.stored(made) == tuple(again(4))
 
 
-def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
+def test_slice_that_no_owner_can_pass_on_goes_through_storage() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -1055,7 +1053,7 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
     assert {worker for worker, _ in group.stores} <= {A, B}
 
 
-def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_says_why() -> None:
+def test_update_waits_if_members_lack_memory_for_slices() -> None:
     group = Group(A, B, bench=Bench(sliced(count=4)))
     for process in group.of.values():
         machine = MemberMachine(process.member, "spot", 1.0, room=1)
@@ -1077,7 +1075,7 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
     assert max(owned.count(A), owned.count(B)) <= 1
 
 
-def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
+def test_owner_of_slices_or_last_member_is_pinned() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]
     # Any member can make version 0 again.
@@ -1106,7 +1104,7 @@ def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
 
 
 @pytest.mark.parametrize("field", ["copies", "stores", "hot", "offer"])
-def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field: str) -> None:
+def test_restarted_member_reports_if_its_predecessor_gets_an_order(field: str) -> None:
     # The new process's first message is older than the last one that its predecessor received.
     before, member = Member(A, 1), Member(A, 2)
     asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
@@ -1121,7 +1119,7 @@ def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field
     assert reports == [[1], [], [3]]
 
 
-def test_an_older_word_undoes_no_newer_one() -> None:
+def test_older_report_does_not_replace_a_newer_one() -> None:
     reports = StateReports()
     reports.posted(TriggerId(3, 1))
     reports.receive(said(2, MADE))
@@ -1129,7 +1127,7 @@ def test_an_older_word_undoes_no_newer_one() -> None:
     assert reports.whole([A], MADE, 0) == {Member(A, 1)}
 
 
-def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
+def test_report_from_before_an_update_is_not_used_for_it() -> None:
     reports = StateReports()
     reports.commit([Member(A, 1)], MADE, Membership(1).owned)
     reports.receive(said(4, None))
@@ -1139,9 +1137,7 @@ def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
     assert reports.unknown([A, B]) == {B}
 
 
-def test_of_two_processes_of_one_name_the_first_is_believed_until_it_is_silent_for_a_lifetime() -> (
-    None
-):
+def test_first_of_two_processes_of_one_name_is_believed_until_it_is_silent() -> None:
     # life 1   █ █ █      its last word
     # life 2     ▒ ▒ ▒            ▒ is silent for a lifetime: believed
     reports, first, other = StateReports(), Member(A, 1), Member(A, 2)
@@ -1162,7 +1158,7 @@ def test_of_two_processes_of_one_name_the_first_is_believed_until_it_is_silent_f
     assert not reports.believes(first, 31.1 + LIFETIME_S)
 
 
-def test_whoever_comes_after_a_process_whose_death_was_seen_is_believed_at_once() -> None:
+def test_process_after_an_observed_death_is_believed_at_once() -> None:
     reports = StateReports()
     assert reports.believes(Member(A, 1), 0.0)
     reports.gone([A])
@@ -1171,7 +1167,7 @@ def test_whoever_comes_after_a_process_whose_death_was_seen_is_believed_at_once(
 
 
 @pytest.mark.parametrize("first", ["commit", "message"])
-def test_new_process_of_a_name_is_not_taken_for_the_one_that_finished_before(first: str) -> None:
+def test_new_process_of_a_name_is_not_credited_with_earlier_updates(first: str) -> None:
     # Seed 502091 of the simulated groups: the leader asked the dead process to store its version.
     reports, made = StateReports(), ModelId(3, 2)
 

@@ -46,7 +46,7 @@ def ordered(bench: Bench, since: int) -> list[int]:
     return [b.offset for trigger in triggers for order in trigger.orders for b in order.batches]
 
 
-def test_a_leader_stores_the_newest_version_as_members_copy_it_and_stands_again() -> None:
+def test_leader_stores_newest_version_for_members_and_stands_again() -> None:
     # J=1 of 0, 1   2, 3 in flight: put back   stored: a snapshot says so   Lead(base J=1), members
     bench = led()
     bench.announce(A, B)
@@ -75,7 +75,7 @@ def test_a_leader_stores_the_newest_version_as_members_copy_it_and_stands_again(
     assert (orders.made, orders.slices) == (MADE, 0)
 
 
-def test_members_store_the_newest_version_and_the_coordinator_begins_with_it() -> None:
+def test_members_store_newest_version_and_coordinator_starts_with_it() -> None:
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -101,7 +101,7 @@ def test_members_store_the_newest_version_and_the_coordinator_begins_with_it() -
     assert bench.machine.leader is not None
 
 
-def test_before_the_first_update_nothing_is_to_be_stored() -> None:
+def test_handover_before_first_update_stores_nothing() -> None:
     bench = Bench()
     bench.lead()
     said = bench.feed(events.SettingsChanged(MEMBERS))
@@ -109,7 +109,7 @@ def test_before_the_first_update_nothing_is_to_be_stored() -> None:
     assert [type(each) for each in said[-2:]] == [do.StepDown, do.FindSnapshots]
 
 
-def test_whoever_changes_his_mind_before_it_is_stored_goes_on() -> None:
+def test_handover_reverted_before_it_is_stored_changes_nothing() -> None:
     bench = led()
     bench.announce(A, B)
     bench.feed(events.SettingsChanged(MEMBERS))
@@ -120,14 +120,14 @@ def test_whoever_changes_his_mind_before_it_is_stored_goes_on() -> None:
     assert not of_kind(bench.said, do.StepDown)
 
 
-def test_a_version_that_is_not_the_newest_is_no_beginning() -> None:
+def test_handover_needs_the_newest_version_in_storage() -> None:
     bench = led()
     bench.feed(events.SettingsChanged(MEMBERS))
     bench.feed(events.StateStored(GENESIS))
     assert not of_kind(bench.said, do.StepDown)
 
 
-def test_how_members_share_the_weights_can_change_without_a_lead() -> None:
+def test_change_of_slices_needs_no_new_lead() -> None:
     one = AggregationSettings(slices=SliceSettings(2, owners=1))
     group = begun(A, B, bench=Bench(SLICED))
     assert all(len(owners) == 2 for owners in group.owners())
@@ -155,7 +155,7 @@ def test_how_members_share_the_weights_can_change_without_a_lead() -> None:
         (MEMBERS, 0, (), 0),
     ],
 )
-def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
+def test_candidate_uses_the_mode_of_its_job_only_if_it_can_have_the_newest_update(
     settings: CoordinatorSettings,
     in_force: int | UnsetType,
     stored: tuple[ModelId, ...],
@@ -170,7 +170,7 @@ def test_a_candidate_leads_as_its_job_says_once_that_can_have_the_newest_update(
     assert lead.exact == (UNSET if leads is in_force is UNSET else True)
 
 
-def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> None:
+def test_update_of_members_before_a_board_lead_voids_it() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c0", 0, slices=0), update(0, 1, 0, 1)]
     bench = Bench(BOARD, updates=topic)
     stored = Snapshot(0, MADE, 2, 2, {P: 20}, stored=(MADE,), slices=0)
@@ -186,9 +186,7 @@ def test_an_update_of_members_in_between_makes_the_lead_of_the_board_void() -> N
     assert bench.machine.leader.handover.requested
 
 
-def test_where_the_coordinator_led_last_no_snapshot_will_do_of_which_members_have_the_weights() -> (
-    None
-):
+def test_member_snapshot_is_not_used_if_the_coordinator_led_last() -> None:
     # the one of epoch 0 is a stale copy: its leader stored J=1, and said so
     topic: Topic = [
         Lead(-1, GENESIS, "c0", 0, slices=0),

@@ -99,12 +99,12 @@ def await_updates(group: Group, more: int) -> None:
 
 LIFE = 99
 CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
-    "numbers without end": (lambda g: state(g, numbers=2**62), "numbers: its model has more than"),
-    "more numbers than the others": (
+    "too many numbers": (lambda g: state(g, numbers=2**62), "numbers: its model has more than"),
+    "more numbers than the others have": (
         lambda g: state(g, numbers=2**39),
         "that of most workers 10: it runs another version",
     ),
-    "a version above the newest": (
+    "a version above the newest one": (
         lambda g: state(g, made=ModelId(g.bench.epoch, 10**6)),
         "made: it holds version 1000000, the newest one is 1",
     ),
@@ -116,13 +116,13 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         lambda g: state(g, last_trigger=TriggerId(g.bench.epoch + 1, 1)),
         "heard: it names a trigger that the leader has not posted",
     ),
-    "slices that there are not": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
-    "the newest version in the hands of nobody": (lambda g: state(g, made=own(g)), ""),
-    "a report in a member's name, of another process": (
+    "unknown slices": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
+    "the newest version at an unknown member": (lambda g: state(g, made=own(g)), ""),
+    "a report of another process under a member's name": (
         lambda g: state(g, worker=A, made=own(g)),
         "two processes run as a",
     ),
-    "a report in a member's own name": (
+    "an invalid report of a member": (
         lambda g: state(g, worker=A, life=g.of[A].member.life, numbers=2**62),
         "a report in its name was refused: numbers",
     ),
@@ -139,11 +139,11 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         lambda g: broken(attempt_of(g, A)),
         "",
     ),
-    "a version in storage that nobody was asked for": (
+    "a stored version that was not requested": (
         lambda g: Stored(FORGER, g.bench.model, LIFE, own(g)),
         "",
     ),
-    "an old report once more": (
+    "a repeated old report": (
         lambda g: state(
             g, worker=A, life=g.of[A].member.life, last_trigger=TriggerId(g.bench.epoch, 1)
         ),
@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(case: str) -> None:
+def test_updates_continue_despite_any_forged_message_and_status_reports_it(case: str) -> None:
     make, expected = CASES[case]
     group = begun(A, B, C)
     group.finish(A, B, C)
@@ -173,7 +173,7 @@ def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(c
     assert {A, B, C} == set(group.of)
 
 
-def test_a_forged_version_0_of_nobody_is_given_up_for_one_that_a_member_makes() -> None:
+def test_forged_version_0_is_abandoned_for_one_that_a_member_makes() -> None:
     group = Group(A, B)
     group.bench.lead()
     group.bench.see(*group.of, FORGER, digest=OWN)
@@ -181,7 +181,7 @@ def test_a_forged_version_0_of_nobody_is_given_up_for_one_that_a_member_makes() 
     await_updates(group, 2)
 
 
-def test_a_worker_that_never_answers_is_left_out_and_the_status_says_so() -> None:
+def test_worker_that_never_answers_is_left_out_with_a_reason() -> None:
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -197,7 +197,7 @@ def test_a_worker_that_never_answers_is_left_out_and_the_status_says_so() -> Non
     assert status.waits == {}
 
 
-def test_a_second_process_of_a_name_takes_no_part_until_the_first_is_gone() -> None:
+def test_second_process_of_a_name_is_left_out_until_the_first_is_gone() -> None:
     #   life 1   ██████████████████ killed
     #   life 9        ░░░░░░░░░░░░░░░░░░░░░░░██████
     group = begun(A, B)

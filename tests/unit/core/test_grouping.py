@@ -14,7 +14,7 @@ from common.core.weighted_turns import FLOOR
 from tests.unit.core.examples import A, B, C, batch
 
 
-def test_a_workers_second_batch_waits_behind_everyone_elses_first() -> None:
+def test_second_batch_of_a_worker_waits_behind_first_batches_of_others() -> None:
     # control offset   0  1  2  3
     # worker           a  a  b  c
     # rank             0  1  0  0    -> K = 3 takes 0 2 3, leaves 1
@@ -24,7 +24,7 @@ def test_a_workers_second_batch_waits_behind_everyone_elses_first() -> None:
     assert [waiting.offset for waiting in grouper.batches] == [1]
 
 
-def test_a_batch_put_back_leads_the_next_group() -> None:
+def test_batch_put_back_leads_the_next_group() -> None:
     grouper = Grouper([batch(5, A), batch(6, B)])
     grouper.add(batch(1, A))
 
@@ -32,14 +32,14 @@ def test_a_batch_put_back_leads_the_next_group() -> None:
     assert [taken.offset for taken in grouper.take(2)] == [1, 6]
 
 
-def test_a_batch_waits_once() -> None:
+def test_adding_a_waiting_batch_again_is_refused() -> None:
     grouper = Grouper([batch(0)])
 
     with pytest.raises(ValueError, match="batch 0 waits already"):
         grouper.add(batch(0))
 
 
-def test_a_batch_that_does_not_wait_cannot_be_removed() -> None:
+def test_removing_a_batch_that_does_not_wait_returns_none() -> None:
     grouper = Grouper([batch(0)])
 
     assert grouper.remove(0) == batch(0)
@@ -64,7 +64,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 5))
-def test_no_batch_is_used_twice_and_the_oldest_is_always_in_the_next_group(
+def test_oldest_batch_is_always_in_next_group_and_none_is_used_twice(
     steps: list[tuple[str, WorkerId, int]], group_size: int
 ) -> None:
     grouper, waiting = Grouper(), list[Batch]()
@@ -101,7 +101,7 @@ def named(batches: Iterable[Batch]) -> str:
     return "".join(batch.address[0].topic for batch in batches)
 
 
-def test_streams_take_turns_however_old_the_batches_of_one_are() -> None:
+def test_streams_take_turns_regardless_of_age() -> None:
     waiting = [of_streams(o, A, **{"a" if o < 20 else "b": 10}) for o in range(40)]
     grouper = Grouper(waiting)
 
@@ -111,7 +111,7 @@ def test_streams_take_turns_however_old_the_batches_of_one_are() -> None:
         assert named(group)[0] == "a"  # the oldest of all
 
 
-def test_within_a_stream_the_oldest_leads_and_workers_rank_before_streams() -> None:
+def test_oldest_leads_within_a_stream_and_workers_rank_before_streams() -> None:
     # control offset   0  1  2  3  4
     # worker           a  a  b  b  c      rank 0: one each of a, b, c
     # stream           x  x  x  y  x
@@ -122,7 +122,7 @@ def test_within_a_stream_the_oldest_leads_and_workers_rank_before_streams() -> N
     assert [taken.offset for taken in grouper.take(3)] == [0, 3, 4]
 
 
-def test_a_refill_goes_on_with_the_mix_of_its_group() -> None:
+def test_refill_continues_the_stream_mix_of_its_group() -> None:
     # Without the batches that the group has, each refill would take the oldest: all of stream a.
     grouper = Grouper(of_streams(o, A, **{"a" if o < 20 else "b": 10}) for o in range(40))
     group = list(grouper.take(1))
@@ -132,19 +132,19 @@ def test_a_refill_goes_on_with_the_mix_of_its_group() -> None:
     assert Counter(named(group)) == {"a": 10, "b": 10}
 
 
-def test_a_refill_asks_first_whom_the_group_asks_least() -> None:
+def test_refill_prefers_workers_with_fewest_batches_in_the_group() -> None:
     grouper = Grouper([batch(0, A), batch(1, A), batch(2, B)])
 
     assert [taken.offset for taken in grouper.take(1, [batch(9, A)])] == [2]
 
 
-def test_who_has_less_in_hand_has_the_first_turn_but_the_oldest_leads() -> None:
+def test_worker_with_least_load_is_first_after_the_oldest_batch() -> None:
     grouper = Grouper([batch(0, A), batch(1, A), batch(2, B), batch(3, C)])
 
     assert [b.offset for b in grouper.take(3, loads={A: 1, B: 2})] == [0, 3, 1]
 
 
-def test_a_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> None:
+def test_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> None:
     # control offset   0  1  2  3  4  5
     # worker           b  a  c  a  b  c      c is gone
     workers = [B, A, C, A, B, C]
@@ -160,7 +160,7 @@ def test_a_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> 
     assert not grouper.is_for([A], [A, B])
 
 
-def test_what_must_wait_no_longer_leads_a_group_for_one_worker() -> None:
+def test_overdue_batch_leads_a_group_for_one_worker() -> None:
     grouper = Grouper([batch(0, C), batch(1, A), batch(2, B)])
 
     assert [each.offset for each in grouper.take_for(A, {A, B}, 2, first=2)] == [2, 0]
@@ -174,7 +174,7 @@ def test_streams_take_turns_in_a_group_for_one_worker() -> None:
         assert Counter(named(grouper.take_for(A, {A}, 8))) == {"a": 4, "b": 4}
 
 
-def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
+def test_batch_of_several_streams_counts_for_each_by_its_share() -> None:
     # Half of each mixed batch already counts for b, so b's own batches come half as often.
     mixed = [of_streams(o, A, a=51, b=49) for o in range(100)]
     grouper = Grouper([*mixed, *(of_streams(o, A, b=100) for o in range(100, 200))])
@@ -185,7 +185,7 @@ def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 8), st.integers(2, 5))
-def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
+def test_slow_stream_gets_its_minimum_share_and_oldest_batch_is_always_in(
     random: object, group_size: int, streams: int
 ) -> None:
     choose = random.choice  # type: ignore[attr-defined]  # a Random: hypothesis does not say so
@@ -223,7 +223,7 @@ def naive(waiting: Sequence[Batch], ranks: Counter[WorkerId], stream: str | None
     st.integers(1, 12),
     st.integers(0, 3),
 )
-def test_whoever_is_taken_is_the_oldest_of_its_stream_of_those_asked_least(
+def test_taken_batch_matches_the_naive_rule(
     batches: list[tuple[WorkerId, str]], count: int, had: int
 ) -> None:
     waiting = [of_streams(o, w, **{s: 10}) for o, (w, s) in enumerate(batches)]

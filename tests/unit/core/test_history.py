@@ -24,7 +24,7 @@ from tests.unit.core.examples import batch
 from tests.unit.core.leaders import Topic, read, topics, update
 
 
-def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
+def test_takeover_takes_back_updates_above_its_base() -> None:
     # offset   0        1      2      3        4      5
     # record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
     #                                 base J=1 of 0   of 3
@@ -43,7 +43,7 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
     assert history.path == (GENESIS, ModelId(0, 1), ModelId(3, 2))
 
 
-def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
+def test_exact_lead_counts_only_for_the_newest_update() -> None:
     # The update of epoch 0 came between c2's poll and its Lead, so members hold version 2.
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
@@ -58,14 +58,14 @@ def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
     assert read([*topic[:3], Lead(0, ModelId(0, 1), "c2", 3)]).head == ModelId(0, 1)
 
 
-def test_an_exact_lead_counts_for_a_reader_who_came_after_the_topic_s_beginning() -> None:
+def test_exact_lead_counts_for_reader_that_starts_later() -> None:
     # Lead 40 of an epoch that made no update; its base is of an earlier one.
     trail = PartialHistory(start=7)
     assert trail.feed(7, Lead(40, ModelId(20, 5), "c9", 60, exact=True))
     assert (trail.epoch, trail.head) == (60, ModelId(20, 5))
 
 
-def test_checkpoint_counts_for_the_leader_in_force_and_is_taken_back_with_its_version() -> None:
+def test_checkpoint_of_current_leader_counts_until_its_version_is_taken_back() -> None:
     # offset   0        1      2      3           4           5            6           7
     # record   Lead(-1) J=1    J=2    stored 1    stored 2    Lead(0)      stored 2    stored 9
     #          epoch 0                of 0        of 0        base 1, 70   of 0        of 70
@@ -86,7 +86,7 @@ def test_checkpoint_counts_for_the_leader_in_force_and_is_taken_back_with_its_ve
     assert named == [None, None, None, None, one, two, one, one, one]
 
 
-def test_checkpoint_record_that_lands_late_or_twice_changes_nothing() -> None:
+def test_checkpoint_record_that_is_late_or_repeated_changes_nothing() -> None:
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -99,7 +99,7 @@ def test_checkpoint_record_that_lands_late_or_twice_changes_nothing() -> None:
         assert history.checkpoint == ModelId(0, 2)
 
 
-def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten() -> None:
+def test_checkpoint_survives_a_lead_whose_base_contains_it() -> None:
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -113,7 +113,7 @@ def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten
     assert history.checkpoint == ModelId(0, 1)
 
 
-def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
+def test_epoch_is_the_number_in_its_lead() -> None:
     # The first leader's records from offset 1 on were lost; its successor's Lead is there now.
     # offset   0        1        2         3
     # record   Lead(-1) Lead(70) J=1       J=1
@@ -131,13 +131,13 @@ def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
     assert history.path == (GENESIS, ModelId(80, 1))
 
 
-def test_the_epoch_of_a_lead_without_a_number_is_its_offset() -> None:
+def test_epoch_of_a_lead_without_number_is_its_offset() -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), Lead(0, GENESIS, "c2", 1), update(1, 1)])
 
     assert (history.epoch, history.head) == (1, ModelId(1, 1))
 
 
-def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
+def test_unused_numbers_increase_and_exceed_old_epochs() -> None:
     numbers = [unused_number(1767225600.001, 4095), unused_number(1767225600.002, 0)]
 
     assert numbers == sorted(set(numbers))
@@ -145,13 +145,13 @@ def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
     assert numbers[0] > 10**12
 
 
-def test_of_two_candidates_the_first_to_write_leads() -> None:
+def test_first_of_two_leads_wins() -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), Lead(-1, GENESIS, "c2", 0)])
 
     assert history.epoch == 0
 
 
-def test_a_record_that_comes_twice_counts_once() -> None:
+def test_repeated_record_counts_once() -> None:
     poison = Quarantined(0, batch(7), "poison: raised")
     history = read([Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 1)])
 
@@ -164,7 +164,7 @@ def test_a_record_that_comes_twice_counts_once() -> None:
 NUMBERED = Lead(-1, GENESIS, "c1", 70)
 
 
-def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> None:
+def test_records_behind_a_lost_record_of_a_leader_do_not_count() -> None:
     # record   Lead  poison 1  (poison 2, lost)  J=1, number 3   Lead of 80   poison, number 1
     history = read([NUMBERED, Quarantined(70, batch(6), "poison: raised", 1)])
 
@@ -176,7 +176,7 @@ def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> N
     assert history.feed(5, Quarantined(80, batch(7), "poison: raised", 1))
 
 
-def test_only_a_lead_that_carries_out_a_new_request_judges_what_was_lost_before_it() -> None:
+def test_only_lead_with_new_loss_request_accepts_earlier_losses() -> None:
     # epoch          70   80       90   100
     # wishes so far  0    1: new   1    2: new
     after_losses = {70: 0, 80: 1, 90: 1, 100: 2}
@@ -188,7 +188,7 @@ def test_only_a_lead_that_carries_out_a_new_request_judges_what_was_lost_before_
     assert judged == [-1, 80, 80, 100]
 
 
-def test_a_quarantine_that_comes_again_after_it_was_taken_back_is_void() -> None:
+def test_repeated_quarantine_of_a_requeued_batch_is_void() -> None:
     poison = Quarantined(70, batch(7), "poison: raised", 1)
     history = read([NUMBERED, poison, REQUEUED])
 
@@ -196,7 +196,7 @@ def test_a_quarantine_that_comes_again_after_it_was_taken_back_is_void() -> None
     assert (history.quarantined, set(history.requeued)) == ({}, {7})
 
 
-def test_a_quarantine_is_of_a_batch_by_value_not_of_its_offset() -> None:
+def test_quarantine_identifies_a_batch_by_value() -> None:
     # The control topic lost its tail, and another batch was claimed at offset 7 since.
     lost, now = Quarantined(70, batch(7), "poison: raised", 1), Quarantined(70, OTHER, "expired", 2)
     history = read([NUMBERED, lost, now])
@@ -206,7 +206,7 @@ def test_a_quarantine_is_of_a_batch_by_value_not_of_its_offset() -> None:
     assert not history.feed(3, REQUEUED)
 
 
-def test_a_quarantine_outlives_the_updates_around_it() -> None:
+def test_quarantine_survives_updates_that_are_taken_back() -> None:
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -224,7 +224,7 @@ POISON = Quarantined(0, batch(7), "poison: raised")
 REQUEUED, REPLAYED = Requeued(batch(7), "ada", 1.0), Replayed(batch(7), "bob", 2.0)
 
 
-def test_an_operator_takes_a_batch_back_and_no_lead_undoes_it() -> None:
+def test_requeue_survives_later_leads() -> None:
     assert read([Lead(-1, GENESIS, "c1", 0), POISON]).poison == (batch(7),)
 
     history = read([Lead(-1, GENESIS, "c1", 0), POISON, REQUEUED, Lead(0, GENESIS, "c2", 3)])
@@ -232,7 +232,7 @@ def test_an_operator_takes_a_batch_back_and_no_lead_undoes_it() -> None:
     assert history.requeued == {7: batch(7)}
 
 
-def test_what_was_taken_back_may_be_quarantined_and_taken_back_again() -> None:
+def test_requeued_batch_may_be_quarantined_and_requeued_again() -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), POISON, REQUEUED])
 
     assert history.feed(3, POISON)
@@ -244,7 +244,7 @@ def test_what_was_taken_back_may_be_quarantined_and_taken_back_again() -> None:
 @pytest.mark.parametrize(
     ("first", "second"), [(REQUEUED, REPLAYED), (REPLAYED, REQUEUED), (REPLAYED, REPLAYED)]
 )
-def test_of_a_requeue_and_a_replay_only_the_first_counts(
+def test_only_first_of_requeue_and_replay_counts(
     first: Requeued | Replayed, second: Requeued | Replayed
 ) -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), POISON])
@@ -261,7 +261,7 @@ OTHER = Batch(7, batch(7).worker, (Span("s", 0, 70, 79),), 9)
 @pytest.mark.parametrize(
     "record", [Requeued(batch(8), "ada", 1.0), Requeued(OTHER, "ada", 1.0), Replayed(OTHER, "b", 1)]
 )
-def test_a_batch_that_is_not_quarantined_exactly_so_cannot_be_taken_back(
+def test_requeue_of_a_batch_that_differs_from_quarantine_is_void(
     record: Requeued | Replayed,
 ) -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), POISON])
@@ -270,7 +270,7 @@ def test_a_batch_that_is_not_quarantined_exactly_so_cannot_be_taken_back(
     assert (set(history.quarantined), history.requeued) == ({7}, {})
 
 
-def test_what_expired_cannot_be_taken_back() -> None:
+def test_expired_batch_cannot_be_requeued_or_replayed() -> None:
     history = read([Lead(-1, GENESIS, "c1", 0), Quarantined(0, batch(7), "expired")])
 
     assert not history.feed(2, REQUEUED)
@@ -278,7 +278,7 @@ def test_what_expired_cannot_be_taken_back() -> None:
     assert history.poison == ()
 
 
-def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
+def test_reader_learns_that_its_base_was_taken_back() -> None:
     reader = History(epoch=0, base=ModelId(0, 5), position=6)
     reader.feed(6, Lead(0, ModelId(0, 3), "c2", 6))
 
@@ -286,7 +286,7 @@ def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
     assert reader.head == ModelId(0, 3)
 
 
-def test_a_reader_learns_that_its_own_base_is_of_another_chain() -> None:
+def test_reader_learns_that_its_base_is_of_another_chain() -> None:
     reader = History(epoch=70, base=ModelId(70, 5), position=6)
     reader.feed(6, Lead(70, ModelId(60, 5), "c2", 80))
 
@@ -294,7 +294,7 @@ def test_a_reader_learns_that_its_own_base_is_of_another_chain() -> None:
     assert reader.head == ModelId(60, 5)
 
 
-def test_no_record_is_fed_twice() -> None:
+def test_feeding_a_record_twice_is_refused() -> None:
     history = History(position=4)
 
     with pytest.raises(ValueError, match="audit record 3 comes after 3 was fed"):
@@ -322,7 +322,7 @@ def effective(topic: Topic) -> tuple[int, list[ModelId]]:
 
 
 @given(topics)
-def test_the_fold_is_what_its_definition_says(topic: Topic) -> None:
+def test_history_matches_its_definition(topic: Topic) -> None:
     history = read(topic)
 
     assert (history.epoch, list(history.path)) == effective(topic)
@@ -331,11 +331,12 @@ def test_the_fold_is_what_its_definition_says(topic: Topic) -> None:
 
 
 @given(topics)
-def test_each_batch_is_quarantined_as_the_last_record_that_counted_about_it_says(
+def test_quarantine_of_each_batch_follows_its_last_valid_record(
     topic: Topic,
 ) -> None:
     history, last = History(), dict[int, Quarantined | Requeued | Replayed]()
-    first = dict[int, Quarantined]()  # since its last requeue
+    # First quarantine of each batch since its last requeue.
+    first = dict[int, Quarantined]()
     for offset, record in enumerate(topic):
         if history.feed(offset, record) and isinstance(record, Quarantined | Requeued | Replayed):
             before = last.get(record.batch.offset)
@@ -355,7 +356,7 @@ def test_each_batch_is_quarantined_as_the_last_record_that_counted_about_it_says
 
 
 @given(topics)
-def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topic) -> None:
+def test_late_records_of_deposed_leaders_change_nothing(topic: Topic) -> None:
     history = read(topic)
     late = [
         record
@@ -372,9 +373,7 @@ def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topi
 @given(topics, st.integers(0, 40))
 # The reader starts from an update that is taken back.
 @example([Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2)
-def test_readers_that_start_at_different_points_agree_on_what_follows(
-    topic: Topic, start: int
-) -> None:
+def test_readers_with_different_starts_agree(topic: Topic, start: int) -> None:
     whole = read(topic)
     then = read(topic[:start])
     later = read(topic, History(then.epoch, then.head, then.position, then.poison, then.number))
@@ -389,7 +388,7 @@ def test_readers_that_start_at_different_points_agree_on_what_follows(
 
 
 @given(topics, st.integers(0, 40))
-def test_a_leader_may_forget_what_lies_behind_it(topic: Topic, start: int) -> None:
+def test_leader_may_forget_history_behind_it(topic: Topic, start: int) -> None:
     whole, forgetful = read(topic), read(topic[:start])
     forgetful.forget_before(forgetful.head.version)
 

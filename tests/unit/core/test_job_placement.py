@@ -64,7 +64,7 @@ HUGE = job("huge", 50_000)  # needs 8.3 workers
         (job("a", 6_000_000, target=3, runs=False), 0.0),  # paused
     ],
 )
-def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
+def test_workers_needed_cover_arrivals_and_drain_backlog_in_a_minute(
     demand: JobDemand, needed: float
 ) -> None:
     assert workers_needed(demand, SPEED_PER_S) == pytest.approx(needed)
@@ -91,9 +91,7 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
         ([worker(1, "other", avoided=["mine"])], ""),
     ],
 )
-def test_workers_of_other_jobs_that_could_come_are_reported(
-    workers: list[WorkerPlacement], expected: str
-) -> None:
+def test_workers_at_other_jobs_are_reported(workers: list[WorkerPlacement], expected: str) -> None:
     mine = job("mine", 10)
     assert elsewhere(view([mine], workers), mine) == (
         expected and f"it is another job's turn: {expected}"
@@ -103,32 +101,32 @@ def test_workers_of_other_jobs_that_could_come_are_reported(
 # --- the plan, by example --------------------------------------------------------------------
 
 
-def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs() -> None:
+def test_drained_job_with_target_keeps_no_worker_that_another_needs() -> None:
     asked = job("asked", target=4)
     assert plan(view([asked, job("busy", 10)], [worker(1, "asked")])) == {"w1": "busy"}
     assert plan(view([asked], [worker(1, "asked")])) == {}  # no other job needs it
 
 
-def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
+def test_workers_leave_a_drained_job_for_one_with_work() -> None:
     assert plan(view([HUGE, DRAINED], four("drained"))) == {f"w{n}": "huge" for n in range(4)}
     # One worker is enough.
     assert len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_half_of_the_workers_go_over_where_two_jobs_need_all(*, runs: bool) -> None:
+def test_half_of_the_workers_move_if_two_jobs_need_all(*, runs: bool) -> None:
     other = job("other", 50_000, runs=runs)
 
     assert len(plan(view([HUGE, other], four("huge")))) == (2 if runs else 0)
     assert len(plan(view([HUGE, other], four("other")))) == (2 if runs else 4)  # paused: all
 
 
-def test_who_is_pinned_or_on_the_way_stays() -> None:
+def test_pinned_or_moving_worker_stays() -> None:
     assert not plan(view([HUGE, DRAINED], four("drained", pinned=True)))
     assert not plan(view([HUGE, DRAINED, job("c")], four("huge", goes="drained")))
 
 
-def test_who_came_lately_stays_while_there_is_work() -> None:
+def test_worker_that_came_recently_stays_while_there_is_work() -> None:
     other = job("other", 50_000)
 
     assert not plan(view([HUGE, other], four("huge", stay_s=5.0)))
@@ -136,7 +134,7 @@ def test_who_came_lately_stays_while_there_is_work() -> None:
     assert len(plan(view([HUGE, DRAINED], four("drained", stay_s=5.0)))) == 4  # no job needs them
 
 
-def test_job_whose_leader_is_silent_neither_gives_nor_gets() -> None:
+def test_job_with_silent_leader_neither_gives_nor_gets_workers() -> None:
     #              a: 4 workers   b: none
     # a is stale   stay           needs 8, gets none
     # b is stale   stay           may need some
@@ -146,7 +144,7 @@ def test_job_whose_leader_is_silent_neither_gives_nor_gets() -> None:
     assert not plan(view([HUGE, other], four("other"), "huge"))
 
 
-def test_nobody_goes_where_it_cannot_do_the_task_or_has_failed() -> None:
+def test_worker_gets_no_job_it_cannot_do_or_has_failed() -> None:
     needy = job("needy", 50_000, task="mine:Task")
     able, unable = worker(0, "", tasks=("mine:Task",)), worker(1, "", tasks=("other:Task",))
     failed = worker(2, "", tasks=(), avoided=("needy",))
@@ -154,7 +152,7 @@ def test_nobody_goes_where_it_cannot_do_the_task_or_has_failed() -> None:
     assert plan(view([needy], [able, unable, failed])) == {"w0": "needy"}
 
 
-def test_a_place_that_nobody_can_fill_keeps_nobody_from_another() -> None:
+def test_job_that_no_worker_can_do_blocks_no_other_job() -> None:
     alien = job("alien", 9000, unserved_s=900.0, task="alien:Task")
     known = job("known", 50_000, task="known:Task")
     one = worker(0, "drained", tasks=("known:Task",))
@@ -162,7 +160,7 @@ def test_a_place_that_nobody_can_fill_keeps_nobody_from_another() -> None:
     assert plan(view([alien, known, DRAINED], [one])) == {"w0": "known"}
 
 
-def test_who_has_waited_longest_goes_first_after_a_minute() -> None:
+def test_longest_waiting_job_goes_first_after_a_minute() -> None:
     late, later = job("late", 10, unserved_s=61.0), job("later", 10, unserved_s=62.0)
     soon = job("soon", 10, unserved_s=59.0)
 
@@ -172,7 +170,7 @@ def test_who_has_waited_longest_goes_first_after_a_minute() -> None:
     assert plan(view([HUGE, heavier, later], [worker(0, "huge")])) == {"w0": "late"}
 
 
-def test_what_owners_ask_for_goes_first() -> None:
+def test_targets_of_owners_are_filled_first() -> None:
     # All four would go to the other job by need alone.
     asked = job("asked", 10, target=2)
 
@@ -181,7 +179,7 @@ def test_what_owners_ask_for_goes_first() -> None:
     assert sorted(moves.values()) == ["asked", "asked", "huge", "huge"]
 
 
-def test_a_heavier_job_gets_more_workers() -> None:
+def test_heavier_job_gets_more_workers() -> None:
     heavy, light = job("heavy", 50_000, weight=3.0), job("light", 50_000)
 
     moves = plan(view([heavy, light], [worker(n, "") for n in range(4)]))
@@ -189,14 +187,14 @@ def test_a_heavier_job_gets_more_workers() -> None:
     assert sorted(moves.values()) == ["heavy", "heavy", "heavy", "light"]
 
 
-def test_an_occupied_place_clings() -> None:
+def test_plan_prefers_current_places_of_workers() -> None:
     near, far = job("near", 50_000), job("far", 45_000)
 
     for at in (("near", "near", "far"), ("near", "far", "far")):
         assert not plan(view([near, far], [worker(n, each) for n, each in enumerate(at)]))
 
 
-def test_who_is_nowhere_waits_where_the_fewest_are() -> None:
+def test_worker_without_job_waits_at_the_job_with_fewest_workers() -> None:
     here = [worker(0, "a"), worker(1, "b")]
     idle = [worker(number, "") for number in range(2, 6)]
 
@@ -206,9 +204,10 @@ def test_who_is_nowhere_waits_where_the_fewest_are() -> None:
     assert sorted(moves.values()) == ["a", "b", "c", "c"]
 
 
-def test_who_knows_no_speed_takes_the_mean_of_the_others() -> None:
+def test_job_without_known_speed_uses_the_mean_of_others() -> None:
     new = job("new", 60_000, worker_records_per_s=0.0)
-    fast = job("fast", 60_000, worker_records_per_s=1000.0)  # so `new` also needs 1
+    # At the speed of this job, `new` also needs one worker.
+    fast = job("fast", 60_000, worker_records_per_s=1000.0)
 
     moves = plan(view([new, fast], four("")))
 
@@ -278,7 +277,7 @@ def moved(seen: PlacementView, stay_s: float = 1000.0) -> PlacementView:
 
 
 @given(views, st.randoms(use_true_random=False))
-def test_the_plan_is_the_same_in_whatever_order_things_are_seen(
+def test_plan_does_not_depend_on_order_of_jobs_and_workers(
     seen: PlacementView, random: Random
 ) -> None:
     jobs, workers = list(seen.jobs), list(seen.workers)
@@ -289,7 +288,7 @@ def test_the_plan_is_the_same_in_whatever_order_things_are_seen(
 
 
 @given(views)
-def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: PlacementView) -> None:
+def test_moving_worker_may_leave_and_can_do_its_new_job(seen: PlacementView) -> None:
     jobs = {demand.job: demand for demand in seen.jobs}
     workers = {it.worker: it for it in seen.workers}
     for name, to in plan(seen).items():
@@ -312,14 +311,14 @@ def test_workers_that_follow_the_plan_come_to_rest(seen: PlacementView, stay_s: 
 
 
 @given(demands.map(tuple), free, st.sampled_from((0.0, 1000.0)))
-def test_where_all_can_do_everything_one_move_each_is_enough(
+def test_one_move_each_is_enough_if_all_workers_can_do_all_jobs(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...], stay_s: float
 ) -> None:
     assert plan(moved(PlacementView(jobs, workers), stay_s)) == {}
 
 
 @given(demands.map(tuple), free)
-def test_a_drained_job_keeps_at_most_one_worker_while_another_lacks_some(
+def test_drained_job_keeps_at_most_one_worker_while_another_lacks_some(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...]
 ) -> None:
     after = moved(PlacementView(jobs, workers))
@@ -333,7 +332,7 @@ def test_a_drained_job_keeps_at_most_one_worker_while_another_lacks_some(
 
 
 @given(demands.map(tuple), free)
-def test_what_owners_ask_for_is_filled_before_anything_else(
+def test_targets_of_owners_are_filled_before_anything_else(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...]
 ) -> None:
     idle = tuple(msgspec.structs.replace(it, stay_s=1000.0) for it in workers)
@@ -348,7 +347,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
 # --- one worker's part -----------------------------------------------------------------------
 
 
-def test_a_worker_says_where_it_goes_looks_once_more_and_goes() -> None:
+def test_worker_announces_its_move_then_checks_again_and_moves() -> None:
     before = view([HUGE, DRAINED], [worker(0, "drained")])
     said = next_step(before, "w0")
     after = view([HUGE, DRAINED], [worker(0, "drained", goes="huge")])
@@ -357,7 +356,7 @@ def test_a_worker_says_where_it_goes_looks_once_more_and_goes() -> None:
     assert next_step(after, "w0")[:2] == ("huge", True)
 
 
-def test_of_too_many_who_go_the_same_way_the_first_ones_go() -> None:
+def test_only_first_of_too_many_movers_moves() -> None:
     # needs 2; w0 is there, three have said in the same moment that they go
     need_two = job("two", 12_000)
     going = [worker(number, "drained", goes="two") for number in (1, 2, 3)]
@@ -370,26 +369,26 @@ def test_of_too_many_who_go_the_same_way_the_first_ones_go() -> None:
 
 
 @pytest.mark.parametrize("why", ["paused", "gone", "stale"])
-def test_who_is_on_the_way_to_what_needs_nobody_any_more_stays(why: str) -> None:
+def test_worker_stays_if_its_destination_no_longer_needs_it(why: str) -> None:
     jobs = [DRAINED, *([job("huge", 50_000, runs=why != "paused")] if why != "gone" else [])]
     seen = view(jobs, [worker(0, "drained", goes="huge")], *(["huge"] if why == "stale" else []))
 
     assert next_step(seen, "w0")[:2] == ("", False)
 
 
-def test_who_is_nowhere_leaves_nobody_alone_and_goes_at_once() -> None:
+def test_worker_without_job_moves_at_once() -> None:
     assert next_step(view([HUGE], [worker(0, "")]), "w0")[:2] == ("huge", True)
     assert next_step(view([DRAINED], [worker(0, "")]), "w0")[:2] == ("drained", True)
 
 
-def test_without_a_view_nobody_moves() -> None:
+def test_no_worker_moves_without_a_view() -> None:
     assert next_step(PlacementView(), "w0")[:2] == ("", False)
     assert next_step(view([], [worker(0, "a")]), "w0")[:2] == ("", False)
     assert not plan(PlacementView())
 
 
 @given(views, st.sampled_from([f"w{number}" for number in range(9)]))
-def test_who_is_pinned_never_moves(seen: PlacementView, name: str) -> None:
+def test_pinned_worker_never_moves(seen: PlacementView, name: str) -> None:
     pinned = replace(
         seen, workers=tuple(msgspec.structs.replace(it, pinned=True) for it in seen.workers)
     )
@@ -400,7 +399,7 @@ def test_who_is_pinned_never_moves(seen: PlacementView, name: str) -> None:
 # --- live workers ----------------------------------------------------------------------------
 
 
-def test_what_does_not_change_for_five_seconds_is_stale() -> None:
+def test_record_unchanged_for_five_seconds_is_stale() -> None:
     # time     0    4    5    9
     # a        1         2         fresh, fresh, fresh
     # w0       1                   there, there, gone
@@ -415,7 +414,7 @@ def test_what_does_not_change_for_five_seconds_is_stale() -> None:
     assert sightings.see(second, 10.0).stale == {"a"}
 
 
-def test_when_redis_comes_back_empty_nobody_moves_and_jobs_are_left_as_they_are() -> None:
+def test_empty_redis_moves_no_worker_and_keeps_known_jobs() -> None:
     # time     0      1        2         6        60
     # records  a w0   none     w0        w0       w0
     # view     a w0   nothing  a, w0     a stale  no a
@@ -429,14 +428,14 @@ def test_when_redis_comes_back_empty_nobody_moves_and_jobs_are_left_as_they_are(
     assert sightings.see([], 60.0).jobs == ()
 
 
-def test_a_worker_without_a_record_has_left() -> None:
+def test_worker_without_record_has_left() -> None:
     sightings = Sightings()
     sightings.see([job("a"), worker(0, "a")], 0.0)
 
     assert sightings.see([job("a")], 1.0).workers == ()
 
 
-def test_what_nobody_keeps_may_be_removed_after_a_minute() -> None:
+def test_unchanged_record_may_be_removed_after_a_minute() -> None:
     sightings = Sightings()
     records: list[JobDemand | WorkerPlacement] = [job("a"), worker(0, "a")]
     sightings.see(records, 0.0)
@@ -446,7 +445,7 @@ def test_what_nobody_keeps_may_be_removed_after_a_minute() -> None:
     assert sightings.forget(60.0) == (("a",), ("w0",))
 
 
-def test_a_persons_request_counts_before_a_leaders() -> None:
+def test_pause_by_a_person_overrides_the_report_of_the_leader() -> None:
     seen = view([job("a", 9), job("gone", 9), job("paused", 9)], [], "a", "gone")
     known = {"a": job("a"), "new": job("new"), "paused": job("paused", runs=False)}
 

@@ -67,7 +67,7 @@ def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_update_of_two_classes_says_how_well_the_last_minute_separated_them() -> None:
+def test_update_of_two_classes_reports_auc_of_the_last_minute() -> None:
     bench = leading()
     for found, now in (((0,) * 32 + (SAMPLES,), 1.0), ((SAMPLES,), 30.0), ((SAMPLES,), 200.0)):
         bench.tick(now)
@@ -82,7 +82,7 @@ def test_update_of_two_classes_says_how_well_the_last_minute_separated_them() ->
     assert {each["right"] for each in metrics} == {1.0}
 
 
-def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_workers() -> None:
+def test_new_leader_publishes_model_and_status_and_reads_heartbeats() -> None:
     bench = Bench()
     begin, model, leader_status, look, copy, publish = bench.lead()
     assert isinstance(begin, do.Begin)
@@ -116,7 +116,7 @@ def test_worker_of_another_model_gets_no_order_and_the_status_says_why() -> None
     assert asked(bench.announce(B)) == {A: [2], B: [3]}
 
 
-def test_orders_of_a_worker_started_again_with_another_model_go_to_others() -> None:
+def test_orders_of_worker_restarted_with_another_model_go_to_others() -> None:
     bench = Bench(QUIET)
     bench.digest = OWN
     bench.lead()
@@ -129,7 +129,7 @@ def test_orders_of_a_worker_started_again_with_another_model_go_to_others() -> N
     assert bench.machine.leader.failure_counts == {}
 
 
-def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:
+def test_kth_batch_starts_a_round_and_last_gradient_completes_update() -> None:
     bench = leading()
     assert of_kind(bench.announce(A), do.PostTrigger) == []
     trigger = the(bench.announce(B), do.PostTrigger).trigger
@@ -149,7 +149,7 @@ def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -
     assert apply.update.metrics == {"right": 1.0}
 
 
-def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
+def test_next_round_starts_only_when_no_update_is_in_flight() -> None:
     # batches  a0 b1 begin a round      a2 b3 wait      gradients of 0, 1: a2 b3 begin
     bench = leading()
     assert asked(bench.announce(A, B)) == {A: [0], B: [1]}
@@ -164,7 +164,7 @@ def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
     assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "batches [0] do not wait"),)
 
 
-def test_a_round_waits_while_too_much_audit_is_unread() -> None:
+def test_round_waits_while_too_many_audit_records_are_unread() -> None:
     bench = leading(replace(QUIET, unread_audits=1))
     for _ in range(2):
         bench.announce(A, B)
@@ -173,7 +173,7 @@ def test_a_round_waits_while_too_much_audit_is_unread() -> None:
     assert asked(bench.read_updates(1)) == {A: [4], B: [5]}
 
 
-def test_a_group_that_stays_short_goes_after_its_linger() -> None:
+def test_short_group_starts_after_its_linger() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.now = 0.5
     bench.announce(A)
@@ -183,7 +183,7 @@ def test_a_group_that_stays_short_goes_after_its_linger() -> None:
     assert (update.short, len(update.batches)) == ("linger", 1)
 
 
-def test_the_linger_of_a_group_begins_with_the_last_batch_or_update() -> None:
+def test_group_linger_starts_with_the_last_batch_or_update() -> None:
     # a0 b1 a2 at 0.0   J=1 of a0 b1 at 0.8   a2 goes at 1.8
     bench = leading(replace(QUIET, group_linger_s=1.0, deadline_floor_s=9.0))
     bench.announce(A, B, A)
@@ -193,7 +193,7 @@ def test_the_linger_of_a_group_begins_with_the_last_batch_or_update() -> None:
     assert asked(bench.tick(1.8)) == {A: [2]}
 
 
-def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
+def test_lingering_round_accepts_batches_before_its_gradients() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.announce(A)
     bench.tick(1.0)
@@ -207,7 +207,7 @@ def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
 # --- reassignment ----------------------------------------------------------------------------
 
 
-def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
+def test_batches_of_a_dead_worker_are_reassigned_with_the_model() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.see(A, C)
@@ -216,7 +216,7 @@ def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
     assert asked(said) == {C: [1]}
 
 
-def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
+def test_leaving_worker_may_finish_and_is_not_blamed() -> None:
     bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     bench.see(A, C, leaving=[B])
@@ -227,7 +227,7 @@ def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
     assert the(said, do.PublishSnapshot).snapshot.failure_counts == {}
 
 
-def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
+def test_overdue_orders_are_reassigned_with_the_model() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     assert of_kind(bench.tick(0.4), do.PostTrigger) == []
@@ -236,7 +236,7 @@ def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
     assert of_kind(said, do.PublishModel) == [do.PublishModel(bench.model)]
 
 
-def test_trigger_moves_once_an_order_is_not_answered_in_the_longest_time() -> None:
+def test_trigger_moves_to_new_stream_if_orders_stay_unanswered() -> None:
     # The worker may wait behind a forged trigger that Redis has since lost.
     bench = leading(QUIET, A)
     bench.announce(A, A)
@@ -247,7 +247,7 @@ def test_trigger_moves_once_an_order_is_not_answered_in_the_longest_time() -> No
     assert moved == [False] * MOST_GROWTHS + [True] * 2
 
 
-def test_trigger_stays_in_its_stream_while_failures_come_back() -> None:
+def test_trigger_stays_in_its_stream_while_failures_arrive() -> None:
     bench = leading(QUIET, A)
     bench.announce(A, A)
     for _ in range(3 * MOST_GROWTHS):
@@ -255,7 +255,7 @@ def test_trigger_stays_in_its_stream_while_failures_come_back() -> None:
         assert not any(each.moves for each in of_kind(said, do.PostTrigger))
 
 
-def test_a_missing_model_is_published_again() -> None:
+def test_missing_model_is_published_again() -> None:
     bench = leading()
     bench.announce(A, B)
     failed = Failed(B, bench.model, (1,), "model_missing")
@@ -264,7 +264,7 @@ def test_a_missing_model_is_published_again() -> None:
     assert asked(said) == {C: [1]}
 
 
-def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> None:
+def test_on_missing_proceed_puts_a_batch_back_once_and_then_awaits_it() -> None:
     # round   a0 b1       overdue: J=1 of a0     b1 a2       overdue     J=2 of b1 a2
     # answers a0                                 a2          b1 asked again
     bench = leading(replace(QUIET, on_missing="proceed", hot_every_updates=1), A, B)
@@ -290,7 +290,7 @@ def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> Non
 # --- leaving and silent workers ----------------------------------------------------------------
 
 
-def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
+def test_unfinished_batches_of_leaving_worker_are_reassigned_at_once() -> None:
     # a has 0 and 2 in two orders, says that it finishes 0, and leaves
     bench = leading(changed(group_size=3), A, B)
     bench.announce(A, B, A)
@@ -302,7 +302,7 @@ def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
     assert {b.offset for b in update.batches} == {0, 1, 2}
 
 
-def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
+def test_batches_that_leaving_worker_finishes_are_not_reassigned() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     assert bench.feed(events.RepliesRead((WorkerLeaving(A, bench.model, (0,)),))) == ()
@@ -312,7 +312,7 @@ def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
     assert asked(bench.announce(A, B)) == {B: [2, 3]}
 
 
-def test_worker_that_is_overdue_is_asked_last_until_it_answers() -> None:
+def test_overdue_worker_gets_orders_last_until_it_answers() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
@@ -325,7 +325,7 @@ def test_worker_that_is_overdue_is_asked_last_until_it_answers() -> None:
     assert asked(bench.announce(A, B)) == {A: [4], B: [5]}
 
 
-def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
+def test_emptied_board_gets_model_and_snapshot_again() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     bench.compute()
@@ -338,7 +338,9 @@ def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("event", [events.BoardWiped(), events.OrdersLost()])
-def test_what_the_board_lost_is_asked_for_again_at_once(event: events.CoordinatorEvent) -> None:
+def test_orders_that_the_board_lost_are_posted_again_at_once(
+    event: events.CoordinatorEvent,
+) -> None:
     # asked at 0, and in vain again at 0.5, 1.25, 2.4 and 4.1: the next time would be at 6.6
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
@@ -353,7 +355,7 @@ def test_what_the_board_lost_is_asked_for_again_at_once(event: events.Coordinato
 
 
 @pytest.mark.parametrize("event", [events.BoardWiped(), events.OrdersLost()])
-def test_a_leader_without_a_round_asks_nothing_when_the_board_is_back(
+def test_leader_without_round_posts_nothing_when_the_board_returns(
     event: events.CoordinatorEvent,
 ) -> None:
     bench = leading(QUIET, A, B)
@@ -363,7 +365,7 @@ def test_a_leader_without_a_round_asks_nothing_when_the_board_is_back(
 # --- reports ---------------------------------------------------------------------------------
 
 
-def test_the_leader_status_says_what_is_decided_and_what_waits() -> None:
+def test_leader_status_reports_decided_claims_and_waiting_batches() -> None:
     # control    0: a  1: b  2: a again, refused  3: a
     bench = leading()
     bench.announce(A)
@@ -380,7 +382,7 @@ def test_the_leader_status_says_what_is_decided_and_what_waits() -> None:
     assert bench.leader_status == LeaderStatus(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST, known=known)
 
 
-def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
+def test_snapshot_counts_round_in_flight_as_waiting() -> None:
     bench = leading(replace(QUIET, checkpoint_every_s=1.0))
     bench.announce(A, B, C)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
@@ -390,7 +392,7 @@ def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
     assert (snapshot.made, snapshot.control_position) == (ModelId(-1, 0), 3)
 
 
-def test_lag_tools_see_what_a_checkpoint_covers_once_it_is_published() -> None:
+def test_settled_offsets_are_reported_once_their_checkpoint_is_published() -> None:
     bench = leading(replace(QUIET, checkpoint_every_updates=1))
     bench.announce(A, B, C)
     bench.compute()
@@ -412,7 +414,7 @@ def test_bad_records_are_dead_lettered_once_their_claim_is_accepted() -> None:
 # --- changed streams -------------------------------------------------------------------------
 
 
-def test_partitions_that_were_added_are_opened_from_their_beginning() -> None:
+def test_added_partitions_are_opened_from_their_beginning() -> None:
     bench = leading()
     added = Partition(P.topic, 2)
     seen = events.StreamsSeen({P: "id", Q: "id", added: "id"}, 99)
@@ -424,7 +426,7 @@ def test_partitions_that_were_added_are_opened_from_their_beginning() -> None:
     assert of_kind(bench.feed(seen), do.OpenPartition) == []
 
 
-def test_a_snapshot_knows_what_was_opened() -> None:
+def test_snapshot_records_opened_partitions() -> None:
     bench = leading(replace(QUIET, checkpoint_every_s=1.0))
     opened = Opened(Partition(P.topic, 2), None, 99, "id", 0, -1)
     bench.feed(events.ControlRead(((0, opened),)))

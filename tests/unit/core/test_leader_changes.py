@@ -35,7 +35,7 @@ def change(bench: Bench, settings: CoordinatorSettings) -> tuple[CoordinatorComm
     return bench.feed(events.SettingsChanged(settings))
 
 
-def test_a_round_in_flight_keeps_its_k_and_the_next_one_has_the_new() -> None:
+def test_round_in_flight_keeps_its_k_and_the_next_uses_the_new_one() -> None:
     # batches   a0 b1: round, K=2     a2 b3     K=3      gradients: J=1      a4: J=2 of a2 b3 a4
     bench = leading()
     bench.announce(A, B)
@@ -50,7 +50,7 @@ def test_a_round_in_flight_keeps_its_k_and_the_next_one_has_the_new() -> None:
     assert (len(second.batches), second.revision, second.short) == (3, 1, "")
 
 
-def test_between_two_updates_a_change_counts_at_once() -> None:
+def test_change_between_updates_takes_effect_at_once() -> None:
     bench = leading(K3)
     bench.announce(A, B)
     said = change(bench, replace(QUIET, revision=2))
@@ -58,7 +58,7 @@ def test_between_two_updates_a_change_counts_at_once() -> None:
     assert the(bench.compute(), do.Apply).update.revision == 2
 
 
-def test_a_smaller_k_takes_what_waits_in_several_updates() -> None:
+def test_smaller_k_splits_waiting_batches_into_several_updates() -> None:
     bench = leading(K3)
     bench.announce(A, B)
     change(bench, replace(K1, revision=2))
@@ -67,7 +67,7 @@ def test_a_smaller_k_takes_what_waits_in_several_updates() -> None:
     assert bench.model.version == 2
 
 
-def test_of_two_changes_during_a_round_the_last_counts() -> None:
+def test_last_of_two_changes_during_a_round_takes_effect() -> None:
     bench = leading()
     bench.announce(A, B, A)
     change(bench, K3)
@@ -76,7 +76,7 @@ def test_of_two_changes_during_a_round_the_last_counts() -> None:
     assert the(bench.compute(), do.Apply).update.revision == 2
 
 
-def test_a_change_counts_while_a_job_is_paused_too() -> None:
+def test_change_takes_effect_while_a_job_is_paused() -> None:
     bench = leading()
     bench.feed(events.WantedChanged("paused"))
     bench.announce(A)
@@ -86,7 +86,7 @@ def test_a_change_counts_while_a_job_is_paused_too() -> None:
     assert the(bench.compute(), do.Apply).update.revision == 1
 
 
-def test_an_update_is_made_at_the_rate_of_its_revision() -> None:
+def test_update_uses_learning_rate_of_its_revision() -> None:
     bench = leading(changed(learning_rate=0.5))
     bench.announce(A, B)
     bench.announce(A, B)
@@ -96,7 +96,7 @@ def test_an_update_is_made_at_the_rate_of_its_revision() -> None:
         assert (apply.update.revision, apply.learning_rate) == (revision, rate)
 
 
-def test_a_new_leader_goes_by_the_rate_of_the_revision_that_it_knows() -> None:
+def test_new_leader_uses_learning_rate_of_the_revision_it_knows() -> None:
     # c1 dies between the change and the next update; c2 has heard of it, c3 hears later
     one = leading(changed(learning_rate=0.5))
     change(one, changed(learning_rate=0.25, revision=1))
@@ -118,8 +118,8 @@ def test_a_new_leader_goes_by_the_rate_of_the_revision_that_it_knows() -> None:
         assert (apply.update.revision, apply.learning_rate) == (revision, rate)
 
 
-def test_a_round_that_lacks_a_batch_gives_way_to_a_change() -> None:
-    # K=3: a0 b1 are counted, a2 has expired, and nobody reads on for a bound that is smaller now
+def test_incomplete_round_is_abandoned_for_a_change() -> None:
+    # K=3: a0 b1 are counted, a2 has expired, and no worker reads more under the smaller bound
     bench = leading(K3)
     bench.announce(A, B, A)
     a, b = bench.orders
@@ -135,7 +135,7 @@ def test_a_round_that_lacks_a_batch_gives_way_to_a_change() -> None:
     assert (update.revision, update.short) == (2, "")
 
 
-def test_a_deadline_that_is_put_off_ends_nothing_though_a_round_is_in_flight() -> None:
+def test_postponed_deadline_does_not_end_the_job_despite_a_round_in_flight() -> None:
     bench = leading(replace(QUIET, stop_at=10.0, deadline_floor_s=99.0))
     bench.announce(A, B)
     change(bench, replace(QUIET, stop_at=20.0, revision=1))
@@ -145,13 +145,13 @@ def test_a_deadline_that_is_put_off_ends_nothing_though_a_round_is_in_flight() -
     assert the(said, do.Finish) == do.Finish("its deadline has come", 1)
 
 
-def test_a_deadline_that_is_taken_away_ends_nothing() -> None:
+def test_removed_deadline_does_not_end_the_job() -> None:
     bench = leading(replace(QUIET, stop_at=10.0))
     change(bench, replace(QUIET, revision=1))
     assert of_kind(bench.tick(99.0), do.Finish) == []
 
 
-def test_an_earlier_deadline_waits_for_the_round_in_flight() -> None:
+def test_earlier_deadline_waits_for_the_round_in_flight() -> None:
     bench = leading(replace(QUIET, deadline_floor_s=99.0))
     bench.announce(A, B)
     bench.now = 5.0
@@ -162,14 +162,14 @@ def test_an_earlier_deadline_waits_for_the_round_in_flight() -> None:
     assert the(bench.read_updates(), do.Finish) == do.Finish("its deadline has come", 1)
 
 
-def test_a_deadline_that_has_passed_already_ends_a_job_that_rests() -> None:
+def test_deadline_in_the_past_ends_an_idle_job() -> None:
     bench = leading()
     bench.now = 5.0
     said = change(bench, replace(QUIET, stop_at=4.0, revision=1))
     assert the(said, do.Finish).reason == "its deadline has come"
 
 
-def test_a_job_that_ends_does_not_change_any_more() -> None:
+def test_job_that_ends_ignores_changes() -> None:
     bench = leading(changed(stop_updates=1, learning_rate=0.5))
     bench.announce(A, B)
     change(bench, changed(K1, learning_rate=0.25))
@@ -178,7 +178,7 @@ def test_a_job_that_ends_does_not_change_any_more() -> None:
     assert the(said, do.Apply).learning_rate == 0.5
 
 
-def test_an_update_says_how_long_a_gradient_took_in_the_mean() -> None:
+def test_update_reports_mean_gradient_time() -> None:
     # a: two batches in 0.1 s, b: one in 0.1 s
     bench = leading(K3)
     bench.announce(A, B, A)
@@ -196,7 +196,7 @@ def test_an_update_says_how_long_a_gradient_took_in_the_mean() -> None:
         max_size=40,
     )
 )
-def test_whenever_k_changes_an_update_has_that_of_its_revision(
+def test_every_update_has_k_of_its_revision(
     steps: list[str | int],
 ) -> None:
     bench, of_revision = leading(), [QUIET.mode.group_size]

@@ -56,7 +56,7 @@ def test_batch_above_its_limit_of_failures_is_quarantined_and_the_group_filled_u
     assert set(the(said, do.Apply).update.batches) == {batch(0, A), batch(2, C)}
 
 
-def test_a_batch_is_dead_lettered_only_after_its_quarantine_was_read_back() -> None:
+def test_batch_is_dead_lettered_only_after_its_quarantine_was_read_back() -> None:
     bench = leading()
     bench.announce(A, B)
     said = fail(bench, bench.orders[1], "expired")
@@ -66,7 +66,7 @@ def test_a_batch_is_dead_lettered_only_after_its_quarantine_was_read_back() -> N
     assert the(bench.read_updates(), do.DeadLetterBatch).record == record
 
 
-def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
+def test_batch_that_kills_its_workers_is_poison() -> None:
     bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B)
     bench.see(A, C)  # B is dead
@@ -108,7 +108,7 @@ WORKERS = tuple(WorkerId(f"w{number}") for number in range(20))
 
 @pytest.mark.parametrize("max_failures", [0, 1, 5])
 @pytest.mark.parametrize("workers", [1, 4, 20])
-def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
+def test_task_that_always_raises_holds_the_job_after_three_batches(
     max_failures: int, workers: int
 ) -> None:
     # All batches of a group of 20 are suspects, at up to 20 workers at once.
@@ -126,7 +126,7 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     assert bench.leader_status.waiting == 37
 
 
-def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> None:
+def test_job_resumed_after_poison_is_held_again_only_after_as_much_poison() -> None:
     bench = leading(changed(max_failures=0, group_size=2))
     bench.announce(*WORKERS)
     assert raise_on_all(bench) == 3
@@ -139,7 +139,7 @@ def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> 
         assert len(of_kind(bench.said, do.Hold)) == times
 
 
-def test_an_update_between_them_makes_poison_batches_no_row() -> None:
+def test_update_between_poison_batches_resets_the_count() -> None:
     bench = leading(changed(max_failures=0, group_size=1, poison_in_a_row=2))
     for _ in range(10):
         bench.announce(A, B)
@@ -150,7 +150,7 @@ def test_an_update_between_them_makes_poison_batches_no_row() -> None:
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
+def test_poison_above_a_tenth_of_last_hundred_batches_holds_the_job() -> None:
     bench = leading(changed(max_failures=0, group_size=1))
     for number in range(1, 12):
         assert of_kind(bench.said, do.Hold) == []
@@ -164,7 +164,7 @@ def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
     assert the(bench.said, do.Hold).reason.startswith("11 of the last 91 batches are poison")
 
 
-def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> None:
+def test_poison_of_a_tenth_of_the_batches_never_holds_the_job() -> None:
     bench = leading(changed(max_failures=0, group_size=1))
     for _ in range(30):
         bench.announce(*[A] * 10)
@@ -176,7 +176,7 @@ def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> Non
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
+def test_batches_that_kill_their_workers_count_as_poison() -> None:
     bench = leading(changed(max_failures=0, group_size=2, poison_in_a_row=2))
     bench.announce(A, B)
     # A and B died, each alone of its own batch.
@@ -187,7 +187,7 @@ def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
     )
 
 
-def test_expired_batches_hold_no_job() -> None:
+def test_expired_batches_do_not_hold_the_job() -> None:
     bench = leading(changed(group_size=1))
     bench.announce(*[A] * 20)
     for _ in range(20):
@@ -197,7 +197,7 @@ def test_expired_batches_hold_no_job() -> None:
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
+def test_task_wrong_for_any_data_holds_the_job_at_once() -> None:
     bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     order = bench.orders[0]
@@ -219,7 +219,7 @@ def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["model_missing", "unreadable"])
-def test_failures_that_are_not_the_datas_fault_are_not_counted(reason: FailedReason) -> None:
+def test_failures_not_caused_by_data_are_not_counted(reason: FailedReason) -> None:
     bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     for _ in range(5):
@@ -231,7 +231,7 @@ def test_failures_that_are_not_the_datas_fault_are_not_counted(reason: FailedRea
     )
 
 
-def test_a_round_that_was_quarantined_whole_is_over() -> None:
+def test_completely_quarantined_round_ends() -> None:
     bench = leading()
     bench.announce(A, B)
     a, b = bench.orders
@@ -241,7 +241,7 @@ def test_a_round_that_was_quarantined_whole_is_over() -> None:
     assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
 
 
-def test_nothing_is_remembered_of_a_batch_that_was_put_back_and_then_quarantined() -> None:
+def test_batch_put_back_and_quarantined_is_forgotten() -> None:
     bench = leading(replace(QUIET, on_missing="proceed"))
     bench.announce(A, B)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
@@ -256,7 +256,7 @@ def test_nothing_is_remembered_of_a_batch_that_was_put_back_and_then_quarantined
 # --- hold, pause, resume ---------------------------------------------------------------------
 
 
-def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost() -> None:
+def test_half_round_that_is_not_finite_holds_the_job_and_loses_no_batch() -> None:
     bench = leading()
     bench.announce(A, B)
     a, b = bench.orders
@@ -276,7 +276,7 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
     assert sorted(asked(said).values()) == [[0], [1]]
 
 
-def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
+def test_retried_bad_batch_is_not_divergence() -> None:
     bench = leading(replace(QUIET, max_failures=2))
     bench.announce(A, B)
     for _ in range(3):
@@ -285,7 +285,7 @@ def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
     assert bench.updates[-1] == Quarantined(0, batch(1, B), "poison: not_finite: why", number=1)
 
 
-def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
+def test_one_bad_batch_in_each_of_two_rounds_is_not_divergence() -> None:
     bench = leading(replace(QUIET, max_failures=0))
     for _ in range(2):
         bench.announce(A, B, A)
@@ -298,7 +298,7 @@ def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_failure_holds_the_job() -> None:
+def test_required_hold_stops_the_leader_until_resumed() -> None:
     bench = leading()
     bench.announce(A, B)
     reason = "the control topic ends below what was read"
@@ -313,7 +313,7 @@ def test_failure_holds_the_job() -> None:
     assert bench.tick(12.0) == (do.AskLease(1.0),)
 
 
-def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> None:
+def test_leader_whose_own_record_is_behind_a_hole_holds_the_job() -> None:
     # updates   0: Lead   1: J=1, lost before it was read   1: J=2, which followed it
     bench = leading()
     bench.announce(A, B, A, B)
@@ -331,7 +331,7 @@ def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> Non
     assert bench.published == []
 
 
-def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
+def test_repeated_own_record_is_not_a_loss() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -341,7 +341,7 @@ def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
     assert bench.machine.leader is not None
 
 
-def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:
+def test_torn_snapshot_is_tried_again_after_resume() -> None:
     torn = Snapshot(0, ModelId(0, 1), 2, 0, FIRST)
     bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update(0, 1)])
     held = events.LeaseAnswered(held=True)
@@ -364,7 +364,7 @@ def test_failing_job_that_its_owner_stops_is_finished() -> None:
     assert said == (do.Finish(reason, stopped=True), do.ReleaseLease())
 
 
-def test_a_pause_lets_the_round_in_flight_finish() -> None:
+def test_pause_lets_the_round_in_flight_finish() -> None:
     bench = leading()
     bench.announce(A, B, A, B)
     assert bench.feed(events.WantedChanged("paused")) == ()
@@ -377,7 +377,7 @@ def test_a_pause_lets_the_round_in_flight_finish() -> None:
 # --- the end ---------------------------------------------------------------------------------
 
 
-def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None:
+def test_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None:
     # J=1 is applied and not read back, a2 b3 are in flight: stop
     bench = leading()
     bench.announce(A, B, A, B)
@@ -397,7 +397,7 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     assert bench.tick(100.0) == ()
 
 
-def test_a_job_ends_after_its_updates() -> None:
+def test_job_ends_after_its_updates() -> None:
     bench = leading(replace(QUIET, stop_updates=2))
     bench.announce(A, B, A, B, A, B)
     bench.compute()
@@ -408,9 +408,7 @@ def test_a_job_ends_after_its_updates() -> None:
 
 
 @pytest.mark.parametrize(("stop_loss", "ends"), [(2.0, True), (1.9, False)])
-def test_a_job_ends_when_its_loss_was_low_for_a_whole_window(
-    stop_loss: float, *, ends: bool
-) -> None:
+def test_job_ends_when_loss_is_low_for_a_complete_window(stop_loss: float, *, ends: bool) -> None:
     bench = leading(replace(QUIET, stop_loss=stop_loss))
     for _ in range(LOSS_WINDOW):
         assert not bench.machine.finished
@@ -420,7 +418,7 @@ def test_a_job_ends_when_its_loss_was_low_for_a_whole_window(
     assert bench.machine.finished == ends
 
 
-def test_a_job_ends_at_its_deadline() -> None:
+def test_job_ends_at_its_deadline() -> None:
     bench = leading(replace(QUIET, stop_at=5.0))
     bench.announce(A, B)
     bench.tick(4.95)
@@ -430,7 +428,7 @@ def test_a_job_ends_at_its_deadline() -> None:
     assert len(bench.published[-1].waiting) == 2
 
 
-def test_a_job_that_is_ending_asks_for_no_time_but_that_of_its_leader_status() -> None:
+def test_ending_job_wakes_only_for_its_leader_status() -> None:
     bench = leading(replace(QUIET, stop_at=1.0))
     bench.announce(A, B)
     bench.compute()

@@ -70,7 +70,7 @@ def applied(commands: Iterable[CoordinatorCommand]) -> list[tuple[int, list[int]
 # --- which rounds begin, and in which order they are applied ----------------------------------
 
 
-def test_a_further_round_begins_for_a_worker_that_has_nothing_to_do() -> None:
+def test_another_round_starts_for_an_idle_worker() -> None:
     # K=2, s=1      a0 b1: round 1    a2 b3 wait      a is done with 0: round 2, and b is not
     bench = leading(STALE)
     bench.announce(A, B)
@@ -79,7 +79,7 @@ def test_a_further_round_begins_for_a_worker_that_has_nothing_to_do() -> None:
     assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # no worker is idle
 
 
-def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None:
+def test_no_further_round_starts_if_its_batches_are_for_busy_workers() -> None:
     bench = leading(STALE)
     bench.announce(A, B)
     send(bench, A, 0)
@@ -87,13 +87,13 @@ def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None
     assert asked(bench.announce(A)) == {B: [2], A: [4]}  # the oldest goes into each
 
 
-def test_with_s_0_no_round_begins_while_another_is_in_flight() -> None:
+def test_only_one_round_is_in_flight_with_staleness_0() -> None:
     bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B, A, B)
     assert of_kind(send(bench, A, 0), do.PostTrigger) == []
 
 
-def test_all_else_can_wait_for_the_gradients_of_a_round_once_the_next_has_its_batches() -> None:
+def test_leader_awaits_all_gradients_of_a_round_once_the_next_has_its_batches() -> None:
     # K=2        a0 b1: round 1        a2        b3: round 2 is here        0, 1: round 2 begins
     bench = leading(changed(STALE, staleness=0))
     leader = bench.machine.leader
@@ -108,7 +108,7 @@ def test_all_else_can_wait_for_the_gradients_of_a_round_once_the_next_has_its_ba
     assert [*found, leader.awaited] == [0, 0, 0, 0, 2, 1, 0]
 
 
-def test_nothing_can_wait_where_a_further_round_may_begin() -> None:
+def test_leader_awaits_nothing_if_another_round_may_start() -> None:
     bench = leading(STALE)
     # Round 2 begins as soon as another worker joins.
     bench.announce(A, B, A, B)
@@ -116,7 +116,7 @@ def test_nothing_can_wait_where_a_further_round_may_begin() -> None:
     assert bench.machine.leader.awaited == 0
 
 
-def test_nothing_can_wait_while_a_batch_is_in_nobodys_hands_or_late() -> None:
+def test_leader_awaits_nothing_while_a_batch_is_unassigned_or_late() -> None:
     bench = leading(changed(STALE, staleness=0))
     leader = bench.machine.leader
     assert leader is not None
@@ -130,7 +130,7 @@ def test_nothing_can_wait_while_a_batch_is_in_nobodys_hands_or_late() -> None:
     assert [*found, leader.awaited] == [2, 0, 0]
 
 
-def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
+def test_round_may_overtake_one_other_that_has_time_left() -> None:
     # s=1       round 1: a0 b1     round 2: a2 c3     of 2 all is there: J=1; then 1 must come first
     bench = leading(replace(STALE, bound=8), A, B, C)
     bench.announce(A, B, A, C)
@@ -146,7 +146,7 @@ def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
     assert [apply.update.staleness for apply in of_kind(said, do.Apply)] == [1, 1]
 
 
-def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> None:
+def test_late_gradient_delays_no_round_and_expires_when_too_old() -> None:
     # K=1, s=1   round 1: b0, late at 0.5, asked of a at version 1    rounds 2 to 4: a1 a2 a3
     bench = leading(changed(STALE, group_size=1, bound=8), A, B)
     bench.announce(B, A, A, A)
@@ -159,7 +159,7 @@ def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> 
     assert the(send(bench, B, 0, version=0), do.Drop).reason == "of version 0, too old"
 
 
-def test_a_trigger_says_at_which_versions_gradients_are_awaited() -> None:
+def test_trigger_names_oldest_awaited_version() -> None:
     bench = leading(replace(STALE, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     send(bench, A, 0)
@@ -174,7 +174,7 @@ def test_a_trigger_says_at_which_versions_gradients_are_awaited() -> None:
     assert the(bench.announce(A, C), do.PostTrigger).trigger.awaits is UNSET  # none is older
 
 
-def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
+def test_waiting_batches_of_every_round_are_unsettled() -> None:
     bench = leading(replace(STALE, checkpoint_every_s=1.0), A, B)
     bench.announce(A, B, A, B)
     send(bench, A, 0)
@@ -186,7 +186,7 @@ def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
 # --- settings of a round ----------------------------------------------------------------------
 
 
-def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> None:
+def test_change_takes_effect_after_the_next_update_despite_rounds_in_flight() -> None:
     # K=2, rate 1    round 1: a0 b1    round 2: a2 b3    K=1, rate 0.5    J=1, J=2 of 2    J=3 of 1
     bench = leading(changed(STALE, learning_rate=1.0, bound=8))
     bench.announce(A, B, A, B)
@@ -207,7 +207,7 @@ def answer_of(bench: Bench, worker: WorkerId, offset: int) -> Gradient:
     return gradient(worker, ModelId(bench.epoch, 0), [batch(offset)])
 
 
-def test_an_update_says_how_it_was_made_only_where_that_is_not_as_always() -> None:
+def test_update_describes_its_mode_only_if_it_is_not_the_default() -> None:
     bench = leading(changed(STALE, staleness=0))
     bench.announce(A, B)
     plain = the(bench.compute(), do.Apply).update
@@ -218,7 +218,7 @@ def test_an_update_says_how_it_was_made_only_where_that_is_not_as_always() -> No
     assert (stale.synchrony, stale.base) == (Synchrony(2, staleness=1), UNSET)
 
 
-def test_stale_gradients_make_a_smaller_step_where_the_job_says_so() -> None:
+def test_stale_gradients_make_a_smaller_step_if_damped() -> None:
     bench = leading(changed(STALE, damped=True, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     send(bench, A, 0)
@@ -229,7 +229,7 @@ def test_stale_gradients_make_a_smaller_step_where_the_job_says_so() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_averaging_steps_by_how_far_workers_walked(reduction: Literal["mean", "sum"]) -> None:
+def test_averaging_scales_the_step_by_local_steps(reduction: Literal["mean", "sum"]) -> None:
     # K=3: a walks over 0 and 2, b over 1 alone: p = 2 messages
     settings = changed(group_size=3, local_rate=0.25, learning_rate=1.0)
     bench = leading(replace(settings, reduction=reduction), A, B)
@@ -243,7 +243,7 @@ def test_averaging_steps_by_how_far_workers_walked(reduction: Literal["mean", "s
     assert made == ((0.25, 1.5) if reduction == "mean" else (1.0, UNSET))
 
 
-def test_a_gradient_that_was_walked_counts_in_no_other_round() -> None:
+def test_gradient_of_local_steps_counts_in_no_other_round() -> None:
     bench = leading(changed(local_rate=0.25))
     bench.announce(A, B)
     said = send(bench, A, 0)
@@ -254,7 +254,7 @@ def test_a_gradient_that_was_walked_counts_in_no_other_round() -> None:
 # --- rounds that lack batches -----------------------------------------------------------------
 
 
-def test_a_round_that_lacks_a_batch_does_not_hold_up_others() -> None:
+def test_round_that_lacks_a_batch_does_not_delay_others() -> None:
     # round 1: a0, and b1 expires; round 2: a2 b3, and nothing else waits
     bench = leading(STALE)
     bench.announce(A, B, A, B)
@@ -264,7 +264,7 @@ def test_a_round_that_lacks_a_batch_does_not_hold_up_others() -> None:
     assert (apply.update.short, applied([apply])) == ("quarantined", [(1, [0])])
 
 
-def test_alone_it_waits_for_another_batch() -> None:
+def test_single_round_that_lacks_a_batch_waits_for_another() -> None:
     bench = leading(STALE)
     bench.announce(A, B)
     send(bench, A, 0)
@@ -274,7 +274,7 @@ def test_alone_it_waits_for_another_batch() -> None:
     assert applied(send(bench, B, 2)) == [(1, [0, 2])]
 
 
-def test_a_round_whose_batches_are_all_quarantined_ends_and_the_next_begins() -> None:
+def test_completely_quarantined_round_ends_and_the_next_starts() -> None:
     bench = leading(changed(STALE, group_size=1))
     bench.announce(A, B)
     fail(bench, A, 0, "expired")
@@ -283,7 +283,7 @@ def test_a_round_whose_batches_are_all_quarantined_ends_and_the_next_begins() ->
     assert asked(bench.announce(A)) == {A: [2]}
 
 
-def test_what_was_put_back_does_not_go_into_the_round_that_it_left() -> None:
+def test_batch_put_back_does_not_rejoin_its_round() -> None:
     # proceed: b1 is late, J=1 of a0 alone, which may not be applied before round 2 is; b1 waits
     bench = leading(replace(STALE, on_missing="proceed"))
     bench.announce(A, B)
@@ -294,7 +294,7 @@ def test_what_was_put_back_does_not_go_into_the_round_that_it_left() -> None:
     assert asked(bench.announce(A)) == {A: [1, 2]}
 
 
-def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
+def test_incomplete_round_of_an_earlier_k_is_abandoned() -> None:
     # s=1, K=3: round 1 lacks b1, round 2 is applied and K=1 taken over: a0 goes into a round of one
     bench = leading(changed(STALE, group_size=3, bound=9), A, B, C)
     bench.announce(A, B, C)
@@ -311,7 +311,7 @@ def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
 # --- groups of a single worker ----------------------------------------------------------------
 
 
-def test_each_worker_goes_its_own_way() -> None:
+def test_single_worker_rounds_proceed_independently() -> None:
     # a: 0, then 2 at once, then 3; b: 1 all the while
     bench = leading(SINGLE_WORKER)
     assert asked(bench.announce(A)) == {A: [0]}
@@ -324,12 +324,12 @@ def test_each_worker_goes_its_own_way() -> None:
     assert the(late, do.Apply).update.staleness == 2
 
 
-def test_all_of_a_group_goes_to_one_worker() -> None:
+def test_single_worker_round_assigns_the_group_to_one_worker() -> None:
     bench = leading(changed(SINGLE_WORKER, group_size=3, bound=6))
     assert asked(bench.announce(A, B, A)) == {A: [0, 2, 1]}  # its own first
 
 
-def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
+def test_batches_of_lost_worker_go_to_the_next_idle_worker() -> None:
     bench = leading(SINGLE_WORKER, A, B)
     bench.announce(B, A, A)
     bench.announce(B)
@@ -339,7 +339,7 @@ def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
     assert asked(send(bench, A, 0)) == {A: [3]}  # before its own 2
 
 
-def test_what_is_overtaken_too_often_goes_first() -> None:
+def test_batch_overtaken_too_often_goes_first() -> None:
     # b is late and continues to claim. Its batches precede a's own 1, but at most s + 1 times.
     bench = leading(changed(SINGLE_WORKER, staleness=1), A, B)
     bench.announce(B)
@@ -349,7 +349,7 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
     assert following == [[2], [3], [1], [4]]
 
 
-def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
+def test_batch_overtaken_by_rounds_that_end_together_goes_first() -> None:
     # b's 3 waits while 0, 1 and 2 are computed. One poll returns their gradients. They and a's 4
     # preceded 3, so c gets an order for 3, and not for its own batch.
     bench = leading(changed(SINGLE_WORKER, staleness=2), A, B, C)
@@ -360,7 +360,7 @@ def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
     assert asked(said) == {A: [4], C: [3], B: [5]}
 
 
-def test_staleness_may_grow_with_the_workers_that_live() -> None:
+def test_staleness_may_grow_with_live_workers() -> None:
     bench = leading(changed(SINGLE_WORKER, staleness=0, staleness_per_worker=4), A, B)
     bench.announce(A)
     bench.compute()
@@ -374,7 +374,7 @@ def test_staleness_may_grow_with_the_workers_that_live() -> None:
 # --- failures ---------------------------------------------------------------------------------
 
 
-def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
+def test_divergence_is_detected_over_rounds_of_one_batch() -> None:
     bench = leading(SINGLE_WORKER)
     bench.announce(A, B)
     fail(bench, A, 0, "not_finite")
@@ -383,7 +383,7 @@ def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
     assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches, one after the other")
 
 
-def test_a_finite_gradient_in_between_is_no_divergence() -> None:
+def test_finite_gradient_in_between_rules_out_divergence() -> None:
     bench = leading(SINGLE_WORKER, A, B, C)
     bench.announce(A, B, C)
     fail(bench, A, 0, "not_finite")
@@ -392,7 +392,7 @@ def test_a_finite_gradient_in_between_is_no_divergence() -> None:
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_a_failure_is_of_the_order_that_it_was_asked_by_not_of_a_later_one() -> None:
+def test_failure_counts_for_its_own_order_and_not_a_later_one() -> None:
     # b fails on 1 at version 0; the same message comes again when it has 1 in hand at version 1
     bench = leading(replace(STALE, max_failures=0, bound=8), A, B, C)
     bench.announce(A, B, A, C)
@@ -406,7 +406,7 @@ def test_a_failure_is_of_the_order_that_it_was_asked_by_not_of_a_later_one() -> 
     assert bench.orders is again
 
 
-def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
+def test_gradient_of_unknown_weights_does_not_count() -> None:
     bench = leading(STALE)
     bench.announce(A, B)
     assert the(send(bench, A, 0, version=1), do.Drop).reason == "its round is over"
@@ -429,12 +429,13 @@ def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
     ),
     single_worker=st.booleans(),
 )
-def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
+def test_updates_have_their_k_and_allowed_staleness_for_any_replies(
     steps: list[tuple[str, int, int]], *, single_worker: bool
 ) -> None:
     first = changed(staleness=1, single_worker=single_worker)
     bench, of_revision = leading(first, A, B, C), [first]
-    orders = list[tuple[int, Assignment]]()  # with their models
+    # Orders and the versions of their models.
+    orders = list[tuple[int, Assignment]]()
     for step, one, two in steps:
         before = len(bench.said)
         if step == "batch":

@@ -21,7 +21,7 @@ ELSEWHERE = Partition("t", 0)
 BEGIN = {P: 0, Q: 5}
 
 
-def test_whoever_claims_first_at_the_frontier_has_the_records() -> None:
+def test_first_claim_at_the_frontier_wins_its_records() -> None:
     # offset   0       1       2       3       4           5       6
     # claim    A 0:10  B 0:10  B 5:15  C 12:20 A 10:15     A again B 15:25
     # decided  yes     claimed overlap gap     yes         claimed yes
@@ -43,7 +43,7 @@ def test_whoever_claims_first_at_the_frontier_has_the_records() -> None:
     assert decisions[1].reason == "s[0]@0:10 starts elsewhere than 10"
 
 
-def test_an_accepted_batch_is_the_claim_under_its_control_offset() -> None:
+def test_accepted_batch_is_identified_by_its_control_offset() -> None:
     bad = (Skipped("s", 0, 3, "no label"),)
     claim = BatchReady(A, (span(P, 0, 10),), 9, bad)
     decision = Ledger(FIRST, position=40).decide(41, claim)
@@ -52,7 +52,7 @@ def test_an_accepted_batch_is_the_claim_under_its_control_offset() -> None:
     )
 
 
-def test_one_wrong_span_refuses_the_whole_claim() -> None:
+def test_one_wrong_span_refuses_the_entire_claim() -> None:
     ledger = Ledger(FIRST)
     assert not ledger.decide(0, ready(A, span(P, 0, 10), span(Q, 1, 10))).accepted
     assert ledger.claimed == FIRST
@@ -63,13 +63,13 @@ def test_one_wrong_span_refuses_the_whole_claim() -> None:
 @pytest.mark.parametrize(
     "claim", [ready(A, span(P, 0, 10), samples=0), SpanExpired(A, (span(P, 0, 10),))]
 )
-def test_what_holds_no_samples_settles_without_waiting(claim: Claim) -> None:
+def test_claim_without_samples_settles_without_waiting(claim: Claim) -> None:
     ledger = Ledger(FIRST)
     assert ledger.decide(0, claim) == ClaimOutcome(accepted=True, reason="", batch=None)
     assert ledger.claimed[P] == 10
 
 
-def test_what_is_not_of_this_job_changes_nothing() -> None:
+def test_foreign_or_invalid_claim_changes_nothing() -> None:
     ledger = Ledger(FIRST)
     assert ledger.decide(0, None).reason == "does not parse"
     foreign = ledger.decide(1, ready(A, span(P, 0, 10), span(ELSEWHERE, 0, 10)))
@@ -87,7 +87,7 @@ def test_deciding_an_offset_twice_raises() -> None:
     assert ledger.claimed == FIRST
 
 
-def test_the_frontier_given_out_is_a_copy() -> None:
+def test_claimed_returns_a_copy() -> None:
     ledger = Ledger(FIRST)
     ledger.claimed[P] = 99
     assert ledger.claimed == FIRST
@@ -176,7 +176,7 @@ def known(
     return ready(A, Span(*partition, start, end, generation, before, end, epoch))
 
 
-def test_a_partition_that_was_added_is_opened_once_and_then_claimed_from_its_beginning() -> None:
+def test_added_partition_is_opened_once_and_claimed_from_its_beginning() -> None:
     # record   claim of it  opened  again   another leader's  claim of 0  claim of 7
     ledger = Ledger(FIRST)
     own = Span(*R, 0, 10, generation=7, known=10)
@@ -189,13 +189,13 @@ def test_a_partition_that_was_added_is_opened_once_and_then_claimed_from_its_beg
     assert ledger.known == {R: LogPosition(10, "id", -1)}
 
 
-def test_a_partition_of_another_topic_is_never_of_this_job() -> None:
+def test_partition_of_another_topic_cannot_be_opened() -> None:
     ledger = Ledger(FIRST)
     assert decide(ledger, Opened(ELSEWHERE, None, 7, "id", 0, -1)) == [False]
     assert ledger.generation(ELSEWHERE) is None
 
 
-def test_after_an_opening_claims_of_earlier_generations_count_no_longer() -> None:
+def test_claims_of_earlier_generations_are_refused_after_an_opening() -> None:
     # p  [0:10)  [10:20)  cut at 15: opened  [20:30) of 0: void  [15:25) of 0: void  [15:25) of 9
     ledger = Ledger(FIRST)
     opened = Opened(P, 0, 9, "", 15, 2)
@@ -207,7 +207,7 @@ def test_after_an_opening_claims_of_earlier_generations_count_no_longer() -> Non
     assert ledger.known[P] == LogPosition(25, "", 3)
 
 
-def test_a_claim_follows_the_record_that_the_one_before_it_ends_with() -> None:
+def test_claim_must_follow_leader_epoch_of_the_previous_claim() -> None:
     # The log lost 7 and 8, and has new ones. A's old [7:8) counts; B, who read the new 7 and 8,
     # has its [7:8) refused, and its [8:9) must not slip in: today's 7 would never be trained.
     ledger = Ledger({P: 7})
@@ -217,14 +217,14 @@ def test_a_claim_follows_the_record_that_the_one_before_it_ends_with() -> None:
     assert decide(ledger, ready(A, span(P, 8, 9))) == [True]
 
 
-def test_an_opening_never_jumps_over_records_that_nobody_has_claimed() -> None:
+def test_opening_of_the_same_topic_cannot_skip_unclaimed_records() -> None:
     ledger = Ledger({P: 5}, known={P: LogPosition(5, "old", 0)})
     assert decide(ledger, Opened(P, 0, 9, "old", 6, 0)) == [False]
     # The operator chose this start.
     assert decide(ledger, Opened(P, 0, 9, "new", 6, 0)) == [True]
 
 
-def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
+def test_span_above_the_cut_of_its_generation_is_lost() -> None:
     below, above = Span(*P, 0, 10, known=10), Span(*P, 10, 20, known=18)
     ledger = Ledger({P: 20}, opened={}, known={P: LogPosition(18, "id", 0)})
     assert not ledger.is_gone(above)
@@ -239,7 +239,7 @@ def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
     assert ledger.is_gone(later)  # another topic of that name
 
 
-def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:
+def test_span_of_topic_without_known_id_is_lost_after_recreation() -> None:
     # topic    ?         cut: "id"     recreated: "new", from its end
     ledger = Ledger({P: 0})
     first = Span(*P, 0, 10, known=10)
@@ -250,7 +250,7 @@ def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:
     assert ledger.is_gone(first)
 
 
-def test_a_span_is_of_the_topic_that_its_generation_was_opened_with() -> None:
+def test_span_belongs_to_the_topic_of_its_generation() -> None:
     ledger = Ledger({P: 0})
     first, later = Span(*P, 0, 10, known=10), Span(*P, 0, 10, 11, known=10)
     assert ledger.topic_ids((first,)) == {}
@@ -261,7 +261,7 @@ def test_a_span_is_of_the_topic_that_its_generation_was_opened_with() -> None:
     assert ledger.topic_ids((later._replace(generation=9),)) == {P: "id"}
 
 
-def test_a_ledger_goes_on_from_what_it_stated() -> None:
+def test_ledger_continues_from_its_stored_state() -> None:
     ledger = Ledger(FIRST)
     assert decide(ledger, ADDED, known(P, 0, 10, -1, 1)) == [True, True]
     stored = Ledger(ledger.claimed, ledger.position, ledger.opened, ledger.known)

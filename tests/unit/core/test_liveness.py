@@ -15,7 +15,7 @@ def alive(*workers: WorkerId, digest: str = "") -> dict[WorkerId, Heartbeat]:
     return dict.fromkeys(workers, Heartbeat(ALIVE, digest))
 
 
-def test_a_worker_whose_beat_runs_out_is_lost() -> None:
+def test_worker_whose_heartbeat_expires_is_lost() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
 
@@ -23,7 +23,7 @@ def test_a_worker_whose_beat_runs_out_is_lost() -> None:
     assert liveness.live == {B}
 
 
-def test_a_worker_that_says_so_gets_no_work_and_is_not_lost() -> None:
+def test_leaving_worker_gets_no_work_and_is_not_lost() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
 
@@ -32,7 +32,7 @@ def test_a_worker_that_says_so_gets_no_work_and_is_not_lost() -> None:
     assert liveness.observe(alive(B), now=2.0) == Departures(frozenset(), frozenset({A}))
 
 
-def test_a_wiped_board_is_no_massacre() -> None:
+def test_wiped_board_loses_no_worker() -> None:
     # beats   a b     -       a       a b
     # at      0.0     1.0     1.3     1.6
     liveness = Liveness(GRACE_S)
@@ -44,7 +44,7 @@ def test_a_wiped_board_is_no_massacre() -> None:
     assert liveness.live == {A, B}
 
 
-def test_workers_that_do_not_come_back_after_a_wipe_are_lost_in_the_end() -> None:
+def test_workers_that_do_not_return_after_a_wipe_are_lost() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.observe({}, now=1.0)
@@ -52,7 +52,7 @@ def test_workers_that_do_not_come_back_after_a_wipe_are_lost_in_the_end() -> Non
     assert liveness.observe(alive(A), now=1.0 + GRACE_S).lost == {B}
 
 
-def test_all_workers_may_really_be_gone() -> None:
+def test_all_workers_are_lost_if_none_returns_within_the_grace_period() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.observe({}, now=1.0)
@@ -67,7 +67,7 @@ statuses = st.dictionaries(
 
 
 @given(st.lists(st.tuples(statuses, st.floats(0.01, 1.0)), max_size=30))
-def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
+def test_worker_with_heartbeat_is_never_lost(
     looks: list[tuple[dict[WorkerId, Heartbeat], float]],
 ) -> None:
     liveness, now, known = Liveness(GRACE_S), 0.0, set[WorkerId]()
@@ -81,7 +81,7 @@ def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
         assert {worker for worker, beat in seen.items() if beat.status != LEAVING} <= liveness.live
 
 
-def test_member_in_doubt_is_not_trusted_until_it_answers_or_time_has_passed() -> None:
+def test_suspected_member_is_trusted_after_it_answers_or_time_has_passed() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B, C), now=0.0)
     liveness.suspect([A], 0.0)
@@ -92,7 +92,7 @@ def test_member_in_doubt_is_not_trusted_until_it_answers_or_time_has_passed() ->
     assert liveness.trusted(GRACE_S) == {A, B, C}
 
 
-def test_where_all_are_in_doubt_all_are_asked() -> None:
+def test_all_members_are_trusted_if_all_are_suspected() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.suspect([A], 0.0)
@@ -100,7 +100,7 @@ def test_where_all_are_in_doubt_all_are_asked() -> None:
     assert liveness.trusted(0.1) == {A, B}
 
 
-def test_who_comes_back_from_the_dead_is_not_in_doubt() -> None:
+def test_worker_that_returns_after_its_loss_is_trusted() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.suspect([A], 0.0)
@@ -109,7 +109,7 @@ def test_who_comes_back_from_the_dead_is_not_in_doubt() -> None:
     assert liveness.trusted(0.3) == {A, B}
 
 
-def test_who_says_worker_leaving_leaves_before_its_beat_says_so_and_may_come_back() -> None:
+def test_leaving_message_removes_worker_until_its_next_heartbeat() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.leave(A)
@@ -120,7 +120,7 @@ def test_who_says_worker_leaving_leaves_before_its_beat_says_so_and_may_come_bac
     assert liveness.live == {A, B}
 
 
-def test_after_a_wipe_a_part_of_the_beats_is_no_massacre_either() -> None:
+def test_partial_heartbeats_after_a_wipe_lose_no_worker() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.wiped(1.0)
@@ -143,7 +143,7 @@ def test_worker_of_another_model_is_left_out_and_its_departure_is_noticed() -> N
     assert liveness.left_out == {}
 
 
-def test_worker_started_again_with_another_model_gets_no_work() -> None:
+def test_worker_restarted_with_another_model_gets_no_work() -> None:
     liveness = Liveness(GRACE_S, OWN)
     liveness.observe(alive(A, B, digest=OWN), now=0.0)
     liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=1.0)
@@ -153,7 +153,7 @@ def test_worker_started_again_with_another_model_gets_no_work() -> None:
     assert liveness.left_out == {}
 
 
-def test_where_members_hold_the_weights_the_most_common_model_is_chosen_once() -> None:
+def test_most_common_model_of_members_is_chosen_once() -> None:
     # beats    A: other, B and C: own    A: other    A: other, B and C: own
     # chosen   own                       other       other
     liveness = Liveness(GRACE_S)
@@ -169,7 +169,7 @@ def test_where_members_hold_the_weights_the_most_common_model_is_chosen_once() -
     assert liveness.live == {A}
 
 
-def test_model_of_who_holds_the_newest_version_is_the_jobs() -> None:
+def test_model_of_first_expected_holder_is_chosen() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=0.0)
     assert liveness.live == {A, B}

@@ -85,9 +85,7 @@ def resumed(read_from: ReadFrom = "") -> Bench:
         ),
     ],
 )
-def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goes_on(
-    diverged: Divergence, said: str
-) -> None:
+def test_changed_log_holds_the_job_with_a_remedy(diverged: Divergence, said: str) -> None:
     bench = leading(changed(group_size=9))
     bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)))
     commands = bench.feed(seen(diverged))
@@ -106,7 +104,7 @@ def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goe
         ("", ANEW, None),
     ],
 )
-def test_leader_after_a_request_to_resume_opens_what_its_first_looks_find_lost(
+def test_resumed_leader_opens_streams_that_its_first_comparison_finds_lost(
     read_from: ReadFrom, diverged: Divergence, opened: Opened | None
 ) -> None:
     bench = resumed(read_from)
@@ -119,13 +117,13 @@ def test_leader_after_a_request_to_resume_opens_what_its_first_looks_find_lost(
     assert records == ([] if opened is None else [opened])
 
 
-def test_request_is_for_what_is_found_lost_first() -> None:
+def test_resume_request_covers_only_the_first_finding() -> None:
     bench = resumed()
     bench.feed(seen())
     assert of_kind(bench.feed(seen(CUT)), do.Hold)
 
 
-def test_who_has_not_read_all_claims_judges_no_stream() -> None:
+def test_leader_that_has_not_read_all_claims_compares_no_stream() -> None:
     # control    0 claim   1 opened: the look was before it was read
     bench = leading()
     opened = Opened(P, 0, NEW, "id", 15, 2)
@@ -134,7 +132,7 @@ def test_who_has_not_read_all_claims_judges_no_stream() -> None:
     assert of_kind(bench.feed(seen(CUT, control_end=2)), do.Hold) == []
 
 
-def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
+def test_batch_with_lost_records_expires_while_it_waits() -> None:
     # K = 2      0 P 0:10   1 P 10:20   2 P 20:30    opened at 5   4 P 5:15 of the next generation
     #            round: 0 and 1; batch 2 waits
     bench = leading()
@@ -149,7 +147,7 @@ def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
     assert [batch.offset for order in bench.orders for batch in order.batches] == [4, 5]
 
 
-def test_a_gone_batch_with_a_gradient_stays_and_put_back_it_expires() -> None:
+def test_batch_with_lost_records_and_gradient_expires_only_when_put_back() -> None:
     bench = leading()
     bench.see(A, B)
     bench.read_control(ready(A, of(0, 0, 10)), ready(B, of(0, 10, 20)))
@@ -162,7 +160,7 @@ def test_a_gone_batch_with_a_gradient_stays_and_put_back_it_expires() -> None:
     assert expired(commands) == [0]
 
 
-def test_a_new_leader_expires_what_was_gone_before_it() -> None:
+def test_new_leader_expires_batches_lost_before_it() -> None:
     # control    0: in the round, with its gradient   1   2: opened at 5   the leader dies
     settings = replace(QUIET, hot_every_s=1.0)
     bench = leading(settings)
@@ -181,7 +179,7 @@ def test_a_new_leader_expires_what_was_gone_before_it() -> None:
     assert later.leader_status.waiting == 0
 
 
-def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:
+def test_requeued_batch_with_lost_records_expires() -> None:
     bench = leading(changed(group_size=1, max_failures=0))
     bench.see(A)
     bench.read_control(ready(A, of(0, 0, 10)))

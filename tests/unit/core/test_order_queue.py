@@ -32,7 +32,7 @@ def taken(orders: Assignments) -> list[tuple[int, ...]]:
     return [tuple(batch.offset for batch in c.batches) for c in iter(orders.next, None)]
 
 
-def test_a_worker_takes_its_own_orders_in_order() -> None:
+def test_worker_receives_its_own_orders_in_order() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2), b=(3,)), trigger(0, 2, 5, a=(4,))])
 
@@ -42,7 +42,7 @@ def test_a_worker_takes_its_own_orders_in_order() -> None:
     assert orders.next() is None
 
 
-def test_an_order_may_ask_how_large_its_gradient_is() -> None:
+def test_order_may_request_the_squared_gradient() -> None:
     orders, received = Assignments(A), trigger(0, 1, 5, a=(1,))
     order = replace(received.orders[0], squared=True)
     orders.receive([replace(received, orders=(order,))])
@@ -51,7 +51,7 @@ def test_an_order_may_ask_how_large_its_gradient_is() -> None:
     assert compute.squared
 
 
-def test_trigger_that_comes_again_or_late_is_not_received_again() -> None:
+def test_repeated_or_late_trigger_is_ignored() -> None:
     # ids     0-1   0-3   0-2   0-3
     # heard   0-1   0-3   -     -
     orders = Assignments(A)
@@ -61,7 +61,7 @@ def test_trigger_that_comes_again_or_late_is_not_received_again() -> None:
     assert taken(orders) == [(1,), (3,)]
 
 
-def test_leader_that_wakes_up_late_is_not_followed() -> None:
+def test_trigger_of_deposed_leader_is_ignored() -> None:
     orders = Assignments(A)
     orders.receive([trigger(7, 1, 5, a=(1,)), trigger(3, 99, 9, a=(2,))])
 
@@ -69,7 +69,7 @@ def test_leader_that_wakes_up_late_is_not_followed() -> None:
     assert orders.last_trigger == TriggerId(7, 1)
 
 
-def test_who_holds_the_weights_changes_by_a_leader_whose_status_was_seen_alone() -> None:
+def test_layout_changes_only_by_a_leader_whose_status_was_seen() -> None:
     # heard   7-1 of owners │ forged 2^60-1 │ 8-1 of members │ 9-1 of owners
     # status  7             │               │ 8              │
     def of(epoch: int, slices: int) -> UpdateTrigger:
@@ -93,7 +93,7 @@ def test_who_holds_the_weights_changes_by_a_leader_whose_status_was_seen_alone()
     assert orders.believed([whole], 0) == [whole]
 
 
-def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_counts() -> None:
+def test_another_trigger_stream_restarts_ids_and_drops_old_orders() -> None:
     # stream   ""              "other"
     # ids      7-1   9-1       3-1
     orders = Assignments(A)
@@ -121,7 +121,7 @@ def test_leader_of_a_lower_epoch_is_followed_if_the_one_before_was_lost() -> Non
     assert taken(orders) == [(3,)]
 
 
-def test_leader_of_a_lower_epoch_is_followed_if_nobody_saw_the_status_of_the_one_before() -> None:
+def test_leader_of_a_lower_epoch_is_followed_if_no_status_of_the_higher_one_was_seen() -> None:
     # status                3: the previous leader wrote its own after Redis had failed
     # triggers   9-1        3-1
     orders = Assignments(A)
@@ -132,7 +132,7 @@ def test_leader_of_a_lower_epoch_is_followed_if_nobody_saw_the_status_of_the_one
     assert taken(orders) == [(3,)]
 
 
-def test_status_that_is_behind_the_triggers_does_not_repeat_them() -> None:
+def test_status_older_than_the_triggers_does_not_repeat_them() -> None:
     orders = Assignments(A)
     orders.listen(TriggerStream("", 3))
     for _ in range(3):
@@ -144,14 +144,14 @@ def test_status_that_is_behind_the_triggers_does_not_repeat_them() -> None:
     assert orders.last_trigger == TriggerId(9, 1)
 
 
-def test_a_newer_model_makes_older_orders_void() -> None:
+def test_newer_model_voids_older_orders() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
     assert orders.next() is None  # no longer awaited
 
 
-def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_newest() -> None:
+def test_awaited_orders_remain_and_use_the_newest_model() -> None:
     # triggers   version 5: 1, 2    version 7, awaits 5: nothing for a    version 8, awaits 6
     orders = Assignments(A)
     orders.receive([replace(trigger(0, 1, 5, a=(1,)), weights=b"5"), trigger(0, 2, 5, a=(2,))])
@@ -163,7 +163,7 @@ def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_
     assert orders.next() is None
 
 
-def test_an_order_that_waits_is_awaited_as_the_newest_one_of_its_batches_is() -> None:
+def test_waiting_order_is_awaited_like_the_newest_one_of_its_batches() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), replace(trigger(0, 2, 7, a=(2,)), awaits=5)])
     orders.receive([replace(trigger(0, 3, 8, b=(3,)), awaits=7)])
@@ -171,7 +171,7 @@ def test_an_order_that_waits_is_awaited_as_the_newest_one_of_its_batches_is() ->
     assert taken(orders) == [(1, 2)]
 
 
-def test_what_is_under_way_is_not_queued_again_while_it_is_awaited() -> None:
+def test_batch_in_progress_is_not_queued_again_while_awaited() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,))])
     orders.next()
@@ -182,7 +182,7 @@ def test_what_is_under_way_is_not_queued_again_while_it_is_awaited() -> None:
     assert (known, len(orders)) == (0, 1)
 
 
-def test_a_gradient_that_is_walked_is_another_one() -> None:
+def test_gradient_with_local_steps_is_a_separate_order() -> None:
     orders = Assignments(A)
     stepped = replace(trigger(0, 2, 5), orders=(Assignment(A, (batch(1),), local_rate=0.5),))
     orders.receive([trigger(0, 1, 5, a=(1,)), stepped])
@@ -190,14 +190,14 @@ def test_a_gradient_that_is_walked_is_another_one() -> None:
     assert [each.local_rate for each in iter(orders.next, None)] == [0.0, 0.5]
 
 
-def test_what_queues_already_is_not_queued_again() -> None:
+def test_queued_batch_is_not_queued_again() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
     assert taken(orders) == [(1, 2), (3,)]
 
 
-def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> None:
+def test_batch_in_progress_is_queued_again_only_for_another_model() -> None:
     orders = Assignments(B)
     orders.receive([trigger(0, 1, 5, b=(1, 2))])
     orders.next()
@@ -208,7 +208,7 @@ def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> No
     assert (again, len(orders)) == (0, 1)
 
 
-def test_an_order_answered_may_be_ordered_again() -> None:
+def test_answered_order_may_be_queued_again() -> None:
     orders = Assignments(B)
     orders.receive([trigger(0, 1, 5, b=(1,))])
     orders.next()
@@ -219,7 +219,7 @@ def test_an_order_answered_may_be_ordered_again() -> None:
     assert len(orders) == 1
 
 
-def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> None:
+def test_leaving_worker_reports_what_it_still_finishes_and_starts_nothing() -> None:
     orders = Assignments(A)
     assert orders.leave() is None  # no leader so far
     orders = Assignments(A)
@@ -230,7 +230,7 @@ def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> Non
     assert orders.next() is None
 
 
-def test_who_has_answered_or_has_no_time_left_finishes_nothing() -> None:
+def test_leaving_worker_without_work_or_time_finishes_nothing() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,))])
     orders.next()

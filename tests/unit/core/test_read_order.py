@@ -20,7 +20,7 @@ def order(pieces: list[PartitionRecords]) -> list[Partition]:
     return [piece.partition for piece in pieces for _ in range(piece.records)]
 
 
-def test_a_backlog_of_two_is_read_in_turn_by_what_each_lags() -> None:
+def test_backlogs_are_read_in_turns_weighted_by_lag() -> None:
     # 9,000 and 3,000 records behind: about three runs of the one to each of the other.
     here = {A: 9_000, B: 3_000}
     given_out = order(RunsInTurn().plan(here, here, 12_000, 32))
@@ -29,23 +29,23 @@ def test_a_backlog_of_two_is_read_in_turn_by_what_each_lags() -> None:
     assert max(len(list(run)) for place, run in groupby(given_out) if place == B) == 32
 
 
-def test_a_trickle_beside_a_large_backlog_has_its_floor() -> None:
+def test_slow_partition_beside_a_large_backlog_gets_its_minimum_share() -> None:
     given_out = order(RunsInTurn().plan({A: 20_000, B: 64}, {}, 640, 32))
     assert given_out.index(B) <= 320
     assert Counter(given_out)[B] >= 32
 
 
-def test_who_is_alone_is_given_out_in_one_piece() -> None:
+def test_single_partition_is_read_in_one_piece() -> None:
     assert RunsInTurn().plan({A: 500, B: 0}, {B: 9}, 2_000, 32) == [PartitionRecords(A, 500)]
 
 
-def test_who_runs_dry_and_has_more_is_waited_for() -> None:
+def test_partition_that_runs_dry_but_lags_is_waited_for() -> None:
     pieces = RunsInTurn().plan({A: 1_000, B: 40}, {A: 1_000, B: 1_000}, 2_000, 32)
     assert sum(piece.records for piece in pieces if piece.partition == B) == 40
     assert sum(piece.records for piece in pieces if piece.partition == A) <= 64
 
 
-def test_a_run_that_did_not_fit_is_ended_by_the_next_request() -> None:
+def test_next_request_ends_a_run_that_did_not_fit() -> None:
     turns, here = RunsInTurn(), {A: 1_000, B: 1_000}
     first = turns.plan(here, here, 20, 32)
     second = turns.plan(here, here, 44, 32)
@@ -54,7 +54,7 @@ def test_a_run_that_did_not_fit_is_ended_by_the_next_request() -> None:
     assert second[1].partition != first[0].partition
 
 
-def test_the_rest_of_a_run_of_a_partition_that_is_gone_is_forgotten() -> None:
+def test_rest_of_a_run_of_a_removed_partition_is_dropped() -> None:
     turns = RunsInTurn()
     [begun] = turns.plan({A: 100, B: 100}, {}, 20, 32)
     others = {place: 100 for place in (A, B, C) if place != begun.partition}
@@ -72,7 +72,7 @@ def test_the_rest_of_a_run_of_a_partition_that_is_gone_is_forgotten() -> None:
     lags=st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 10_000)),
     run=st.integers(1, 64),
 )
-def test_what_is_given_out_fits_the_room_is_there_and_comes_in_runs(
+def test_planned_runs_fit_the_room_and_use_available_records(
     polls: list[tuple[dict[Partition, int], int]], lags: dict[Partition, int], run: int
 ) -> None:
     turns = RunsInTurn()
@@ -96,7 +96,7 @@ def test_what_is_given_out_fits_the_room_is_there_and_comes_in_runs(
     run=st.integers(1, 64),
     room=st.integers(100, 2_000),
 )
-def test_nobody_who_has_records_waits_long(weights: list[int], run: int, room: int) -> None:
+def test_no_partition_with_records_waits_long(weights: list[int], run: int, room: int) -> None:
     # Each gets at least a fifth of an even share: one turn in 5 n, and at most the four that it may
     # be owed on top.
     places = [Partition("s", index) for index in range(len(weights))]
@@ -109,7 +109,7 @@ def test_nobody_who_has_records_waits_long(weights: list[int], run: int, room: i
     assert seen == set(places)
 
 
-def test_behind_in_time_is_who_has_a_backlog_and_is_older_than_the_others() -> None:
+def test_partition_with_backlog_and_older_records_is_behind() -> None:
     newest_s = {A: 1_000.0, B: 4_000.0, C: 5_000.0}
     assert behind_s(newest_s, {A: 7, B: 7, C: 0}) == {A: 3_500.0, B: 0.0}
     assert behind_s({A: 1_000.0}, {A: 7}) == {}
@@ -119,7 +119,7 @@ def test_behind_in_time_is_who_has_a_backlog_and_is_older_than_the_others() -> N
     newest_s=st.dictionaries(st.sampled_from(PLACES), st.integers(0, 3), min_size=2),
     backlog=st.dictionaries(st.sampled_from(PLACES), st.integers(0, 1)),
 )
-def test_behind_in_time_is_measured_from_the_median_of_the_others(
+def test_behind_s_is_measured_from_the_median_of_the_others(
     newest_s: dict[Partition, float], backlog: dict[Partition, int]
 ) -> None:
     behind = behind_s(newest_s, backlog)

@@ -77,7 +77,7 @@ def waiting(bench: Bench) -> dict[object, list[int]]:
     return {order.worker: [b.offset for b in order.batches] for order in bench.orders}
 
 
-def test_a_batch_that_was_taken_back_is_trained_as_if_it_were_new() -> None:
+def test_requeued_batch_is_trained_like_a_new_one() -> None:
     bench = quarantining()
     bench.read_updates()
     bench.updates.append(REQUEUED)
@@ -91,7 +91,7 @@ def test_a_batch_that_was_taken_back_is_trained_as_if_it_were_new() -> None:
     assert the(said, do.Apply).update.batches == (batch(0, A), batch(1, B))
 
 
-def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_again() -> None:
+def test_requeued_batch_may_be_quarantined_and_requeued_again() -> None:
     bench = quarantining()
     for _ in range(3):
         bench.read_updates()
@@ -113,7 +113,7 @@ def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_aga
         REPLAYED,
     ],
 )
-def test_nothing_else_is_taken_back(record: AuditRecord) -> None:
+def test_invalid_requeue_changes_nothing(record: AuditRecord) -> None:
     bench = quarantining()
     bench.read_updates()
     bench.updates.append(record)
@@ -125,7 +125,7 @@ def test_nothing_else_is_taken_back(record: AuditRecord) -> None:
     assert bench.leader_status.waiting == 1
 
 
-def test_a_requeue_that_comes_twice_counts_once() -> None:
+def test_repeated_requeue_counts_once() -> None:
     bench = quarantining()
     bench.read_updates()
     bench.updates += [REQUEUED, REQUEUED]
@@ -134,7 +134,7 @@ def test_a_requeue_that_comes_twice_counts_once() -> None:
     assert bench.leader_status.waiting == 2
 
 
-def test_what_was_replayed_cannot_be_taken_back() -> None:
+def test_replayed_batch_cannot_be_requeued() -> None:
     bench = quarantining()
     bench.read_updates()
     bench.updates += [REPLAYED, REQUEUED]
@@ -147,20 +147,20 @@ def test_what_was_replayed_cannot_be_taken_back() -> None:
 # --- takeovers -----------------------------------------------------------------------------------
 
 
-def test_a_new_leader_knows_what_was_taken_back_after_the_snapshot() -> None:
+def test_new_leader_knows_a_requeue_after_its_snapshot() -> None:
     # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
     # snapshot                         ^ without b1
     assert successor(BEHIND, POISON, REQUEUED).leader_status.waiting == 2
 
 
-def test_what_was_quarantined_and_taken_back_after_the_snapshot_waits_once() -> None:
+def test_batch_quarantined_and_requeued_after_the_snapshot_waits_once() -> None:
     # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
     # snapshot          ^ b1 waits in it
     assert successor(AHEAD, POISON, REQUEUED).leader_status.waiting == 2
 
 
 @pytest.mark.parametrize("snapshot", [BEHIND, AHEAD])
-def test_new_leader_learns_of_a_requeue_of_what_an_earlier_one_quarantined(
+def test_new_leader_accepts_requeue_of_a_batch_quarantined_earlier(
     snapshot: Snapshot,
 ) -> None:
     bench = successor(snapshot, POISON)
@@ -174,7 +174,7 @@ def test_new_leader_learns_of_a_requeue_of_what_an_earlier_one_quarantined(
 @pytest.mark.parametrize(
     "order_of_events", ["before it leads", "before its claim", "after its claim"]
 )
-def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(order_of_events: str) -> None:
+def test_requeued_batch_whose_claim_is_replayed_later_waits_once(order_of_events: str) -> None:
     # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
     snapshot = with_(
         BEHIND,
@@ -197,7 +197,7 @@ def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(order_of_events:
     assert bench.leader_status.waiting == 2
 
 
-def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
+def test_quarantine_does_not_apply_to_another_batch_at_its_offset() -> None:
     # control   0: A [0:10]   1: B [10:20], quarantined, then lost   1: C [10:15]
     snapshot = with_(
         BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
@@ -218,7 +218,7 @@ def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
     assert (written.quarantined, written.poison) == ((), ())
 
 
-def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotten() -> None:
+def test_quarantine_of_a_lost_claim_is_forgotten() -> None:
     snapshot = with_(
         BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
     )
@@ -234,7 +234,7 @@ def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotte
     assert bench.leader_status.waiting == 2
 
 
-def test_requeue_forgets_the_failures() -> None:
+def test_requeue_resets_the_failure_count() -> None:
     snapshot = with_(AHEAD, failure_counts={1: 7})
     bench = successor(snapshot, POISON, REQUEUED)
     bench.read_updates()
@@ -246,7 +246,7 @@ def test_requeue_forgets_the_failures() -> None:
 # --- unpublished snapshots -----------------------------------------------------------------------
 
 
-def test_in_a_copy_that_is_published_later_the_batch_waits_too() -> None:
+def test_snapshot_published_after_a_requeue_has_the_batch_waiting() -> None:
     # updates   0: Lead   1: poison b1   2: requeued b1   3: J=1 of b0 b2
     # copied                                                            ^ without b1
     bench = updating()
@@ -258,7 +258,7 @@ def test_in_a_copy_that_is_published_later_the_batch_waits_too() -> None:
     assert (snapshot.waiting, snapshot.poison) == ((batch(1, B),), ())
 
 
-def test_a_snapshot_names_what_may_still_be_taken_back() -> None:
+def test_snapshot_names_batches_that_may_be_requeued() -> None:
     bench = updating()
     bench.read_updates()
 
@@ -269,7 +269,7 @@ def test_a_snapshot_names_what_may_still_be_taken_back() -> None:
     assert later.leader_status.waiting == 1
 
 
-def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
+def test_snapshot_does_not_wait_for_a_requeue() -> None:
     bench = updating()
     bench.updates.insert(2, REQUEUED)
     # Read the quarantine and the requeue, not the update.

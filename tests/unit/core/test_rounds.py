@@ -60,7 +60,7 @@ def asked(orders: tuple[Assignment, ...]) -> dict[WorkerId, list[int]]:
 # --- what counts -----------------------------------------------------------------------------
 
 
-def test_a_gradient_counts_whole_or_not_at_all() -> None:
+def test_gradient_counts_completely_or_not_at_all() -> None:
     one = _One(batch(0), batch(1), batch(2))
     assert one.count(gradient(A, MODEL, [batch(0)])) == ""
     assert one.count(gradient(B, MODEL, [batch(0), batch(1)])) == "batches [0] do not wait"
@@ -87,7 +87,7 @@ def test_metric_of_an_update_is_the_mean_over_the_samples_that_have_a_value() ->
     assert (update.samples_with("half"), update.samples_with("all")) == (2, 2 * SAMPLES)
 
 
-def test_scores_of_a_round_add_up_even_where_an_older_worker_sends_none() -> None:
+def test_scores_of_a_round_add_up_even_if_an_older_worker_sends_none() -> None:
     one = _One(batch(0), batch(1), batch(2))
     for offset, scores in ((0, (1,) * 128), (1, UNSET), (2, (2,) * 128)):
         sent = replace(gradient(A, MODEL, [batch(offset)]), scores=scores)
@@ -96,7 +96,7 @@ def test_scores_of_a_round_add_up_even_where_an_older_worker_sends_none() -> Non
     assert one.round.scores.tolist() == [3] * 128
 
 
-def test_a_gradient_of_older_weights_does_not_count_and_the_order_at_newer_ones_stands() -> None:
+def test_gradient_of_older_weights_does_not_count_and_its_order_stands() -> None:
     one = _One(batch(0))
     one.orders(0.0, {A})
     assert one.count(gradient(A, ModelId(3, 6), [batch(0)])) == "of version 6, too old"
@@ -104,7 +104,7 @@ def test_a_gradient_of_older_weights_does_not_count_and_the_order_at_newer_ones_
     assert one.orders(0.0, {A, B}) == ()
 
 
-def test_a_gradient_over_fewer_samples_does_not_count_and_its_order_is_void() -> None:
+def test_gradient_of_fewer_samples_does_not_count_and_voids_its_order() -> None:
     one = _One(batch(0))
     (order,) = one.orders(0.0, {A})
     short = replace(answer(order, MODEL), samples=SAMPLES - 1)
@@ -115,7 +115,7 @@ def test_a_gradient_over_fewer_samples_does_not_count_and_its_order_is_void() ->
 # --- assignment ------------------------------------------------------------------------------
 
 
-def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
+def test_order_goes_first_to_the_holder_then_to_the_least_asked_worker() -> None:
     #          asked   late    asked   late    asked
     # batch 0  A       A       B       B       C
     # batch 1  C
@@ -131,7 +131,7 @@ def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
     assert one.count(gradient(A, MODEL, [batch(0)])) == ""  # late, but valid
 
 
-def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
+def test_deadline_of_a_batch_grows_with_each_attempt() -> None:
     one, now, allowed_s = _One(batch(0)), 0.0, list[float]()
     for _ in range(4):
         one.orders(now, {A})
@@ -144,7 +144,7 @@ def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
     assert allowed_s == pytest.approx([0.5, 0.75, 1.125, 1.6875])
 
 
-def test_who_never_got_an_order_is_asked_as_if_for_the_first_time() -> None:
+def test_recalled_orders_are_assigned_as_if_for_the_first_time() -> None:
     one = _One(batch(0, A))
     for now in (0.0, 1.0, 2.0):
         one.orders(now, {A, B})
@@ -241,7 +241,7 @@ def test_batches_of_a_slow_worker_go_to_others_until_it_is_tried_with_one() -> N
     assert timed.relieve(5.1, A, B, C) == {C: [4]}
 
 
-def test_one_worker_at_a_time_is_tried() -> None:
+def test_only_one_slow_worker_at_a_time_is_tried() -> None:
     timed = _Timed({A: [40.0] * 3, B: [40.0] * 3, C: [1.0] * 5})
     timed.begin(batch(0, A), batch(1, B), batch(2, C))
     assert timed.orders(10.0, A, B, C) == {A: [0], C: [1, 2]}
@@ -258,7 +258,7 @@ def test_unknown_worker_gets_one_batch_until_its_time_is_known() -> None:
     assert timed.orders(0.0, A, B) == {A: [0], B: [1, 2, 3]}
 
 
-def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> None:
+def test_order_of_a_slower_worker_is_passed_on_and_the_first_gradient_counts() -> None:
     timed = _Timed({A: [1.0], B: [1.0]})
     one = timed.begin(batch(0, A), batch(1, B))
     timed.orders(0.0, A, B)
@@ -279,14 +279,14 @@ def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> N
     assert timed.rounds.assigner.due() is None
 
 
-def test_order_of_several_batches_is_shared_out_among_idle_workers() -> None:
+def test_order_of_several_batches_is_divided_among_idle_workers() -> None:
     timed = _Timed({A: [10.0] * 3, B: [1.0], C: [1.0]})
     timed.begin(batch(0, A), batch(1, A))
     timed.orders(0.0, A)
     assert timed.relieve(0.0, A, B, C) == {B: [0], C: [1]}
 
 
-def test_suspect_is_not_passed_on() -> None:
+def test_suspect_batch_is_not_passed_on() -> None:
     timed = _Timed({A: [10.0] * 3, B: [1.0]})
     timed.begin(batch(0, A))
     timed.suspects.blame(0, alone=False)
@@ -294,7 +294,7 @@ def test_suspect_is_not_passed_on() -> None:
     assert timed.relieve(0.0, A, B) == {}
 
 
-def test_worker_that_was_outrun_is_busy_until_it_answers() -> None:
+def test_overtaken_worker_is_busy_until_it_answers() -> None:
     timed = _Timed({A: [1.0], B: [1.0], C: [1.0]})
     timed.begin(batch(0, A), batch(1, B), batch(2, C))
     timed.orders(0.0, A, B, C)
@@ -310,7 +310,7 @@ def test_worker_that_was_outrun_is_busy_until_it_answers() -> None:
     assert timed.orders(4.5, A, B, C) == {A: [6]}
 
 
-def test_worker_that_left_or_died_is_unknown_when_it_returns() -> None:
+def test_returning_worker_has_no_known_time() -> None:
     timed = _Timed({A: [10.0] * 3, B: [1.0] * 4})
     timed.rounds.vanish(A)
     timed.begin(batch(0, A), batch(1, B))
@@ -327,7 +327,7 @@ def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> Gradient
     return GradientReady(worker, MODEL, offsets, samples, loss * samples, sums, 0.1, life=1)
 
 
-def test_what_was_counted_is_lost_with_its_member_and_asked_of_others() -> None:
+def test_counted_batches_of_a_lost_member_are_reassigned() -> None:
     one = _One(batch(0), batch(1), batch(2))
     one.orders(0.0, {A, B})
     assert one.count(ready(A, [batch(0)], loss=1.0)) == ""
@@ -368,7 +368,7 @@ def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     assert one.rounds.vanish(B) == (batch(0),)
 
 
-def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> None:
+def test_leaving_or_unreadable_data_blames_no_batch() -> None:
     suspects = Suspects(LIMIT)
     one = _One(batch(0), suspects=suspects)
     one.orders(0.0, {A})
@@ -380,7 +380,7 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     assert suspects.failure_counts == {}
 
 
-def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
+def test_death_after_the_deadline_counts_as_failure_of_the_batch() -> None:
     # deadlines are shorter than the time after which a death is noticed:
     # asked    A: 0   (overdue)   B: 0   (A has died)   (B answers)
     # strikes                                0 1            acquitted
@@ -396,7 +396,7 @@ def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
     assert suspects.failure_counts == {}
 
 
-def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
+def test_overdue_batch_is_suspected_when_its_worker_dies() -> None:
     # asked    A: 0   (overdue, given to B)   A: 1   (A has died: of 0 or of 1?)
     suspects = Suspects(LIMIT)
     one = _One(batch(0), suspects=suspects)
@@ -410,7 +410,7 @@ def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
     assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not counted
 
 
-def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
+def test_failure_counts_only_for_its_own_order() -> None:
     suspects = Suspects(LIMIT)
     one = _One(batch(0), suspects=suspects)
     one.orders(0.0, {A})
@@ -451,7 +451,7 @@ def test_rounds_fit_if_there_is_an_order_in_which_each_is_applied_in_time(
     assert fits(deadlines, version) == in_time
 
 
-def test_two_rounds_of_one_version_do_not_both_fit_with_s_0_and_do_with_s_1() -> None:
+def test_two_rounds_of_one_version_fit_only_with_staleness_1() -> None:
     for staleness in (0, 1):
         several = _Several(staleness)
         several.begin(batch(0))
@@ -459,7 +459,7 @@ def test_two_rounds_of_one_version_do_not_both_fit_with_s_0_and_do_with_s_1() ->
         assert not several.rounds.may_begin(0, 7) or staleness == 1
 
 
-def test_a_message_counts_in_the_one_round_that_all_its_batches_wait_in() -> None:
+def test_message_counts_in_the_one_round_of_all_its_batches() -> None:
     several = _Several(1)
     one, two = several.begin(batch(0), batch(1)), several.begin(batch(2))
     assert several.rounds.count(gradient(A, MODEL, [batch(0), batch(2)]), 7) == (
@@ -471,7 +471,7 @@ def test_a_message_counts_in_the_one_round_that_all_its_batches_wait_in() -> Non
     assert (list(one.counted), list(two.counted)) == ([1, 0], [2])
 
 
-def test_older_weights_count_while_all_is_in_time_and_are_the_base_of_their_update() -> None:
+def test_oldest_counted_weights_are_the_base_of_the_update() -> None:
     # version 7, s=2: a gradient of 5 must be applied at once, so that one of 4 is too old
     several = _Several(2)
     round_ = several.begin(batch(0), batch(1))
@@ -486,7 +486,7 @@ def test_older_weights_count_while_all_is_in_time_and_are_the_base_of_their_upda
     assert several.rounds.may_apply(round_, 7)
 
 
-def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
+def test_order_is_voided_by_an_answer_that_is_not_older() -> None:
     several = _Several(9)
     several.begin(batch(0))
     several.rounds.assigner.orders(0.0, {A}, 7)
@@ -496,7 +496,7 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
     assert several.rounds.requeue(A, [0], 8)
 
 
-def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
+def test_deadline_covers_all_orders_of_a_worker_in_any_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
     several.rounds.assigner.receive(gradient(C, MODEL, [batch(0)]), 0.0)  # 0.1 s for a batch
@@ -511,7 +511,7 @@ def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> 
     assert due == pytest.approx([FLOOR_S + 0.1, FLOOR_S + 0.2])
 
 
-def test_nothing_travels_with_a_suspect_of_another_round() -> None:
+def test_suspect_of_another_round_travels_alone() -> None:
     suspects = Suspects(LIMIT)
     several = _Several(1, suspects)
     several.begin(batch(0, A))
@@ -523,7 +523,7 @@ def test_nothing_travels_with_a_suspect_of_another_round() -> None:
     assert asked(several.rounds.assigner.orders(0.0, {A, B}, 7)) == {B: [1]}
 
 
-def test_the_batches_of_an_order_are_of_one_round() -> None:
+def test_batches_of_an_order_are_of_one_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
     several.begin(batch(2, A), local_rate=0.5)
@@ -534,7 +534,7 @@ def test_the_batches_of_an_order_are_of_one_round() -> None:
     ]
 
 
-def test_who_is_late_has_something_in_hand_and_is_awaited_no_more() -> None:
+def test_late_worker_is_busy_but_no_longer_awaited() -> None:
     several = _Several(3)
     several.begin(batch(0, A))
     several.rounds.assigner.orders(0.0, {A, B}, 5)

@@ -64,7 +64,7 @@ class _AnyRound(RuleBasedStateMachine):
         return {offset for hand in mine for offset in hand.offsets}
 
     @rule(live=st.sets(workers))
-    def hand_out(self, live: set[WorkerId]) -> None:
+    def orders_are_assigned(self, live: set[WorkerId]) -> None:
         suspects, waiting = self.suspects.failure_counts.keys(), self.todo - self.held()
         for order in self.rounds.assigner.orders(self.now, live, MODEL.version):
             offsets = {each.offset for each in order.batches}
@@ -76,12 +76,13 @@ class _AnyRound(RuleBasedStateMachine):
             self.hands.append(_Hand(order.worker, offsets, alone=len(offsets) == 1))
             self.issued.append(order)
             waiting -= offsets
-        for offset in waiting:  # only where nobody may take it
+        # No live worker may take these batches.
+        for offset in waiting:
             for worker in live:
                 assert self.held(worker) & (suspects if offset not in suspects else self.todo)
 
     @rule(live=st.sets(workers), later_s=st.sampled_from([0.0, 0.1, 0.4]))
-    def slow_workers_are_relieved(self, live: set[WorkerId], later_s: float) -> None:
+    def slow_orders_are_passed_on(self, live: set[WorkerId], later_s: float) -> None:
         self.now += later_s
         orders = self.rounds.assigner.relieve(self.now, live, MODEL.version)
         new = {each.offset for order in orders for each in order.batches}
@@ -102,12 +103,12 @@ class _AnyRound(RuleBasedStateMachine):
             self.hands.append(_Hand(order.worker, offsets, alone=len(offsets) == 1))
 
     @rule(data=st.data())
-    def an_order_is_answered_perhaps_again(self, data: st.DataObject) -> None:
+    def issued_order_is_answered(self, data: st.DataObject) -> None:
         if self.issued:
             self.reply(answer(data.draw(st.sampled_from(self.issued)), MODEL))
 
     @rule(worker=workers, offsets=some_offsets, short=st.booleans(), old=st.booleans())
-    def a_ghost_answers(
+    def arbitrary_reply_arrives(
         self, worker: WorkerId, offsets: list[int], *, short: bool, old: bool
     ) -> None:
         model = ModelId(3, 6) if old else MODEL
@@ -127,17 +128,17 @@ class _AnyRound(RuleBasedStateMachine):
             self.void(reply.worker, offsets)
 
     @rule(worker=workers, offsets=some_offsets)
-    def data_could_not_be_had(self, worker: WorkerId, offsets: list[int]) -> None:
+    def data_is_unreadable(self, worker: WorkerId, offsets: list[int]) -> None:
         self.rounds.requeue(worker, offsets, MODEL.version)
         self.void(worker, set(offsets))
 
     @rule(worker=workers)
-    def a_worker_leaves(self, worker: WorkerId) -> None:
+    def worker_leaves(self, worker: WorkerId) -> None:
         self.rounds.assigner.release(worker)
         self.void(worker, set(self.batches))
 
     @rule(worker=workers, offsets=some_offsets)
-    def a_worker_fails(self, worker: WorkerId, offsets: list[int]) -> None:
+    def worker_fails(self, worker: WorkerId, offsets: list[int]) -> None:
         mine = [hand for hand in self.hands if hand.worker == worker]
         alone = {offset for hand in mine if hand.alone for offset in hand.offsets}
         self.blame(worker, set(offsets), alone, self.fail)
@@ -146,7 +147,7 @@ class _AnyRound(RuleBasedStateMachine):
         return self.rounds.fail(worker, offsets, MODEL.version)
 
     @rule(worker=workers)
-    def a_worker_vanishes(self, worker: WorkerId) -> None:
+    def worker_is_lost(self, worker: WorkerId) -> None:
         mine = [hand for hand in self.hands if hand.worker == worker]
         everything = {offset for hand in mine for offset in hand.offsets}
         alone = everything if len(everything) == 1 and all(h.alone for h in mine) else set[int]()
@@ -163,9 +164,11 @@ class _AnyRound(RuleBasedStateMachine):
         mine = [hand for hand in self.hands if hand.worker == worker]
         blamed = {offset for hand in mine for offset in hand.offsets} & offsets
         poison = {each.offset for each in fail(worker, offsets)}
-        struck = {offset: before.get(offset, 0) + (offset in alone) for offset in blamed}
-        assert self.suspects.failure_counts == before | struck
-        assert poison == {offset for offset, failures in struck.items() if failures > LIMIT}
+        counted_failures = {offset: before.get(offset, 0) + (offset in alone) for offset in blamed}
+        assert self.suspects.failure_counts == before | counted_failures
+        assert poison == {
+            offset for offset, failures in counted_failures.items() if failures > LIMIT
+        }
         self.void(worker, offsets)
         for offset in poison:
             assert self.rounds.settle(offset) == self.batches[offset]
@@ -173,7 +176,7 @@ class _AnyRound(RuleBasedStateMachine):
         self.done_with(poison)
 
     @rule()
-    def everything_is_late(self) -> None:
+    def all_deadlines_pass(self) -> None:
         self.now += LATE_S
         assert bool(self.rounds.assigner.overdue(self.now)[0]) == bool(self.held())
         for hand in self.hands:
@@ -197,7 +200,7 @@ class _AnyRound(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let one reliable worker finish the rounds, after any history."""
-        self.everything_is_late()
+        self.all_deadlines_pass()
         while self.round.todo:
             orders = self.rounds.assigner.orders(self.now, {A}, MODEL.version)
             assert orders
@@ -207,5 +210,5 @@ class _AnyRound(RuleBasedStateMachine):
         assert not self.counted & self.poison
 
 
-def test_whatever_happens_a_round_is_finished_with_exactly_its_batches() -> None:
+def test_round_ends_with_exactly_its_batches_in_any_order_of_events() -> None:
     run_state_machine_as_test(_AnyRound, settings=settings(stateful_step_count=40))

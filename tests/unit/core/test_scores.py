@@ -44,7 +44,7 @@ def test_counts_of_parts_add_up_to_those_of_all_records(parts: list[Array]) -> N
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-3, 3), st.floats(0.1, 6), st.floats(0.02, 0.98))
-def test_what_counts_say_is_what_scikit_learn_says_of_the_records(
+def test_measures_match_scikit_learn_within_a_bin(
     seed: int, shift: float, spread: float, share: float
 ) -> None:
     random = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def test_what_counts_say_is_what_scikit_learn_says_of_the_records(
     assert set(found) <= set(WINDOWED)
 
 
-def test_probabilities_that_are_right_are_calibrated_and_others_are_wrong_by_so_much() -> None:
+def test_calibration_error_is_small_for_true_probabilities_only() -> None:
     random = np.random.default_rng(0)
     logits = random.normal(0, 2, 100_000).astype(np.float32)
     right = random.random(len(logits)) < 1 / (1 + np.exp(-logits))
@@ -72,13 +72,13 @@ def test_probabilities_that_are_right_are_calibrated_and_others_are_wrong_by_so_
     assert measures(counted(logits, half))["calibration_error"] == pytest.approx(wrong, abs=0.01)
 
 
-def test_where_a_class_is_missing_only_what_can_be_said_is() -> None:
+def test_missing_class_omits_measures_that_need_it() -> None:
     assert measures(np.zeros(2 * BINS, np.int64)) == {}
     one = measures(counted(np.array([-1.0, -2.0], np.float32), np.array([0, 0])))
     assert set(one) == {"calibration_error"}
 
 
-def test_a_window_is_of_the_last_minute() -> None:
+def test_score_window_covers_the_last_minute() -> None:
     # counts come at 0 s, every 5 s: of the last 12 slots each is there once
     window, one = ScoreWindow(), counted(np.array([1.0], np.float32), np.array([1]))
     for step in range(40):
@@ -91,7 +91,7 @@ def test_a_window_is_of_the_last_minute() -> None:
     assert window.add(other, 2e4 + 39 * WINDOW_S / SLOTS)["recall"] == 0.5
 
 
-def test_what_a_first_model_says_of_all_alike_is_no_better_than_chance() -> None:
+def test_equal_scores_are_no_better_than_chance() -> None:
     found = measures(counted(np.zeros(10, np.float32), np.arange(10) % 2))
     assert (found["auc"], found["recall"], found["f1"]) == (0.5, 0.0, 0.0)
     assert "precision" not in found

@@ -48,7 +48,7 @@ def found(source: events.Source, topic: Topic, *snapshots: Snapshot) -> events.S
     return events.SnapshotsFound(source, snapshots, tuple(enumerate(topic)), len(topic))
 
 
-def test_where_nobody_ever_led_the_job_begins() -> None:
+def test_search_without_earlier_leader_starts_at_genesis() -> None:
     search = SnapshotSearch(TTL_S)
     assert search.begin() == FindSnapshots("hot")
     assert judge(search, found("hot", []), 0.0) == FindSnapshots("all")
@@ -58,7 +58,7 @@ def test_where_nobody_ever_led_the_job_begins() -> None:
     assert chosen.snapshot == genesis(FIRST)
 
 
-def test_a_hot_snapshot_of_the_leader_in_force_is_taken_and_storage_never_asked() -> None:
+def test_hot_snapshot_of_current_leader_is_used_without_reading_storage() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
@@ -68,7 +68,7 @@ def test_a_hot_snapshot_of_the_leader_in_force_is_taken_and_storage_never_asked(
     assert chosen.history.head == ModelId(0, 3)
 
 
-def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() -> None:
+def test_current_leader_without_snapshot_has_a_lease_lifetime_to_return() -> None:
     # at     0.0                    0.5                       1.0
     # board  empty: wait            empty: still waiting      empty: it is dead, look everywhere
     search = SnapshotSearch(TTL_S)
@@ -83,14 +83,14 @@ def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() ->
     assert chosen.snapshot == old
 
 
-def test_a_hot_snapshot_of_an_earlier_leader_is_no_reason_not_to_wait() -> None:
+def test_hot_snapshot_of_an_earlier_leader_does_not_end_the_wait() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     topic: Topic = [*LED, Lead(0, ModelId(0, 2), "c2", 4)]
     assert judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
 
 
-def test_where_members_hold_the_weights_a_snapshot_of_any_age_will_do() -> None:
+def test_search_of_group_job_accepts_snapshot_of_any_age() -> None:
     search = SnapshotSearch(TTL_S, rolls=True)
     search.begin()
     topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", 4, exact=True, slices=0)]
@@ -101,7 +101,7 @@ def test_where_members_hold_the_weights_a_snapshot_of_any_age_will_do() -> None:
     assert judge(search, found("hot", topic), 0.0) == FindSnapshots("all")
 
 
-def test_waiting_long_ago_does_not_count() -> None:
+def test_wait_from_long_ago_does_not_count() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     assert judge(search, found("hot", LED), 0.0) == Wait()
@@ -109,7 +109,7 @@ def test_waiting_long_ago_does_not_count() -> None:
     assert judge(search, found("hot", LED), (LATE + 1) * TTL_S + 0.1) == Wait()
 
 
-def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
+def test_search_without_valid_checkpoint_starts_at_genesis() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     judge(search, found("hot", LED), 0.0)
@@ -120,7 +120,7 @@ def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
     assert judge(search, found("all", topic, taken_back), TTL_S) == FindSnapshots("genesis")
 
 
-def test_a_torn_snapshot_is_never_chosen_again() -> None:
+def test_torn_snapshot_is_never_chosen_again() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
@@ -157,9 +157,7 @@ def after_a_loss(
     return answer
 
 
-def test_a_snapshot_of_which_kafka_lost_records_holds_the_job_and_says_what_going_on_costs() -> (
-    None
-):
+def test_snapshot_with_lost_records_holds_the_job_and_states_the_cost() -> None:
     answer = after_a_loss(RUNNING, CUT, COVERED)
 
     assert isinstance(answer, Lost)
@@ -169,14 +167,14 @@ def test_a_snapshot_of_which_kafka_lost_records_holds_the_job_and_says_what_goin
     )
 
 
-def test_by_its_owners_request_the_best_covered_snapshot_is_taken() -> None:
+def test_resume_request_takes_the_best_covered_snapshot() -> None:
     answer = after_a_loss(events.WantedChanged("running", after_loss=1), CUT, COVERED)
 
     assert isinstance(answer, Chosen)
     assert (answer.snapshot, answer.above, answer.loss) == (COVERED, 0, f"version 3: {SHORT}")
 
 
-def test_request_counts_for_one_lead_only() -> None:
+def test_resume_request_counts_for_one_lead_only() -> None:
     request = events.WantedChanged("running", after_loss=1)
     carried_out = replace(COVERED, after_loss=1)
 
@@ -185,7 +183,7 @@ def test_request_counts_for_one_lead_only() -> None:
     assert isinstance(after_a_loss(again, CUT, carried_out), Chosen)
 
 
-def test_what_a_lead_after_the_loss_passed_over_holds_nobody_again() -> None:
+def test_loss_skipped_by_an_earlier_lead_does_not_hold_the_job_again() -> None:
     topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70, 1), update(70, 2)]
     answer = after_a_loss(events.WantedChanged("running", after_loss=1), topic, COVERED)
 
@@ -193,7 +191,7 @@ def test_what_a_lead_after_the_loss_passed_over_holds_nobody_again() -> None:
     assert (answer.snapshot, answer.history.head, answer.loss) == (COVERED, ModelId(70, 2), "")
 
 
-def test_version_0_wants_to_be_asked_for_by_name() -> None:
+def test_restart_at_version_0_needs_from_start() -> None:
     request = events.WantedChanged("running", after_loss=1)
     answer = after_a_loss(request, [])
     assert isinstance(answer, Lost)
@@ -209,7 +207,7 @@ def test_version_0_wants_to_be_asked_for_by_name() -> None:
 UNREADABLE = "there are checkpoints, but none to go on from (3-50: manifest.json is missing)"
 
 
-def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_request_only() -> None:
+def test_unreadable_checkpoints_are_skipped_only_on_request() -> None:
     def search_all(request: events.WantedChanged) -> object:
         search = SnapshotSearch(TTL_S)
         search.begin()
@@ -230,7 +228,7 @@ def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_reques
     assert (chosen.snapshot, chosen.loss) == (genesis(FIRST), UNREADABLE)
 
 
-def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> None:
+def test_loss_above_the_best_snapshot_does_not_hold_the_job() -> None:
     topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70), update(70, 2)]
     better = snapshot(by=70, version=2, updates_position=4)
 
@@ -276,7 +274,7 @@ def test_job_whose_named_checkpoint_is_not_listed_waits_instead_of_starting_belo
         )
 
 
-def test_job_goes_on_once_its_named_checkpoint_is_listed() -> None:
+def test_job_continues_once_its_named_checkpoint_is_listed() -> None:
     chosen = search_storage(BEFORE, STORED)
 
     assert isinstance(chosen, Chosen)
@@ -309,7 +307,7 @@ def test_history_that_names_no_checkpoint_starts_at_version_0() -> None:
         assert chosen.snapshot == genesis(FIRST)
 
 
-def test_owner_may_go_on_without_the_named_checkpoint() -> None:
+def test_owner_may_continue_without_the_named_checkpoint() -> None:
     request = events.WantedChanged("running", after_loss=1)
 
     chosen = search_storage(BEFORE, request=request)
@@ -381,7 +379,7 @@ def test_minute_of_a_torn_checkpoint_starts_again_after_another_time() -> None:
         assert isinstance(search_storage(BEFORE, search=search, now=now, torn=torn), Missing)
 
 
-def test_named_checkpoint_of_which_kafka_lost_records_holds_the_job() -> None:
+def test_named_checkpoint_with_records_lost_by_kafka_holds_the_job() -> None:
     # The control topic lost records that 0-2 contains, the updates topic none.
     answer = search_storage(BEFORE, STORED, lost={STORED.rank: SHORT})
 
@@ -392,7 +390,7 @@ def test_named_checkpoint_of_which_kafka_lost_records_holds_the_job() -> None:
 # --- identity of the topics ----------------------------------------------------------------------
 
 
-def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
+def test_candidate_records_ids_of_the_topics_it_read() -> None:
     # found    control "c1", updates "u1"; a topic under the same name later is another one
     search = SnapshotSearch(TTL_S)
     search.begin()
@@ -405,7 +403,7 @@ def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
     assert chosen.history.log.topic_id == "u1"
 
 
-def test_where_kafka_has_no_ids_now_those_of_the_snapshot_stay() -> None:
+def test_topic_ids_of_snapshot_are_kept_if_kafka_has_none() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     hot = replace(snapshot(0, 2, 3), control_topic_id="c1", updates_topic_id="u1", control_epoch=4)
@@ -416,7 +414,7 @@ def test_where_kafka_has_no_ids_now_those_of_the_snapshot_stay() -> None:
     assert chosen.history.log.topic_id == "u1"
 
 
-def test_version_0_is_there_although_the_base_of_a_lead_was_lost() -> None:
+def test_genesis_is_valid_although_the_base_of_a_lead_was_lost() -> None:
     # updates   0: Lead   lost: J=1 J=2   1: Lead of 70, on its way when that was, base J=2
     topic: Topic = [LED[0], Lead(0, ModelId(0, 2), "c2", 70)]
     search = SnapshotSearch(TTL_S)

@@ -67,7 +67,7 @@ def update(version: int) -> UpdateApplied:
 # --- not before its audit was read back ------------------------------------------------------
 
 
-def test_a_snapshot_waits_until_its_audit_was_read_back() -> None:
+def test_snapshot_waits_until_its_audit_was_read_back() -> None:
     # updates   4: Lead   5: J=1   6: other's   7: J=2   8: J=3
     # copied                              ^ after J=2, so published at 7 + 1
     audit = Audit()
@@ -85,7 +85,7 @@ def test_a_snapshot_waits_until_its_audit_was_read_back() -> None:
     assert audit.unread == 0
 
 
-def test_a_snapshot_with_nothing_unread_is_published_at_once() -> None:
+def test_snapshot_without_unread_audit_is_published_at_once() -> None:
     audit = Audit()
     first = the(audit.take(at(0, control_position=3), 0.0, checkpoint=True), do.PublishSnapshot)
     assert first.snapshot.updates_position == AFTER_LEAD
@@ -96,7 +96,7 @@ def test_a_snapshot_with_nothing_unread_is_published_at_once() -> None:
     assert then.snapshot.updates_position == 10
 
 
-def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
+def test_newer_copy_replaces_one_that_still_waits() -> None:
     audit = Audit()
     audit.append(update(1))
     audit.take(at(1), 0.0, checkpoint=False)
@@ -110,7 +110,7 @@ def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
     )
 
 
-def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it() -> None:
+def test_waiting_checkpoint_remains_one_when_a_newer_copy_replaces_it() -> None:
     audit = Audit()
     audit.append(update(1))
     audit.take(at(1), 0.0, checkpoint=True)
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it()
 
 
 @given(st.lists(st.sampled_from(["update", "other's record", "read", "copy"]), max_size=60))
-def test_what_is_published_contains_exactly_the_audit_below_its_position(
+def test_published_snapshot_contains_exactly_the_audit_below_its_position(
     steps: list[str],
 ) -> None:
     audit, version = Audit(), 0
@@ -153,7 +153,7 @@ def test_what_is_published_contains_exactly_the_audit_below_its_position(
 # --- times -----------------------------------------------------------------------------------
 
 
-def test_nothing_is_due_while_nothing_is_new() -> None:
+def test_snapshot_is_not_due_while_nothing_is_new() -> None:
     # at       1.0        1.5    2.0
     # version  0          1      1
     # due      no: again  not    hot
@@ -166,11 +166,11 @@ def test_nothing_is_due_while_nothing_is_new() -> None:
     assert audit.consider(2.0, progress=1, control_position=0) == "hot"
 
 
-def test_accepted_batches_are_news_too() -> None:
+def test_accepted_batches_make_a_snapshot_due() -> None:
     assert Audit(HOT).consider(1.0, progress=0, control_position=1) == "hot"
 
 
-def test_a_snapshot_begins_a_new_interval() -> None:
+def test_snapshot_starts_a_new_interval() -> None:
     audit = Audit(HOT)
     audit.take(at(1), 0.7, checkpoint=False)
     assert audit.due() == pytest.approx(1.7)
@@ -179,7 +179,7 @@ def test_a_snapshot_begins_a_new_interval() -> None:
     assert audit.consider(2.7, progress=2, control_position=0) == "hot"
 
 
-def test_none_is_due_while_one_waits() -> None:
+def test_snapshot_is_not_due_while_one_waits() -> None:
     audit = Audit(HOT)
     audit.append(update(1))
     audit.take(at(1), 1.0, checkpoint=False)
@@ -201,7 +201,7 @@ def test_none_is_due_while_one_waits() -> None:
         (QUIET, None),
     ],
 )
-def test_intervals_are_of_time_of_updates_or_of_control_records(
+def test_intervals_count_seconds_updates_or_control_records(
     settings: CoordinatorSettings, kind: str | None
 ) -> None:
     audit = Audit(settings)
@@ -209,7 +209,7 @@ def test_intervals_are_of_time_of_updates_or_of_control_records(
     assert audit.consider(5.0, progress=3, control_position=50) == kind
 
 
-def test_a_checkpoint_is_a_hot_snapshot_too_but_not_the_other_way_round() -> None:
+def test_checkpoint_counts_as_hot_snapshot_but_not_the_reverse() -> None:
     audit = Audit(replace(QUIET, hot_every_updates=2, checkpoint_every_updates=3))
     assert audit.consider(0.0, progress=2, control_position=0) == "hot"
     audit.take(at(2), 0.0, checkpoint=False)

@@ -35,7 +35,7 @@ def chosen_of(
     return choice
 
 
-def test_the_newest_snapshot_of_the_newest_leader_is_chosen() -> None:
+def test_newest_snapshot_of_the_newest_leader_is_chosen() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2)]
     snapshots = [genesis(FIRST), *(after(read(topic[:count])) for count in (2, 3))]
 
@@ -45,7 +45,7 @@ def test_the_newest_snapshot_of_the_newest_leader_is_chosen() -> None:
     assert (history.epoch, history.head) == (0, ModelId(0, 2))
 
 
-def test_a_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
+def test_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
     # offset   0         1     2     3
     # record   Lead(-1)  J=1   J=2   Lead(0) base J=1
     # found    genesis   J=1   J=2: its upload came late
@@ -59,7 +59,7 @@ def test_a_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
     assert (history.epoch, history.base_lost) == (3, False)
 
 
-def test_the_genesis_always_holds() -> None:
+def test_genesis_is_always_valid() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2)]
 
     chosen, _ = chosen_of([genesis(FIRST), after(read(topic[:2]))], list(enumerate(topic)))
@@ -67,13 +67,13 @@ def test_the_genesis_always_holds() -> None:
     assert chosen == genesis(FIRST)
 
 
-def test_without_the_genesis_perhaps_nothing_holds() -> None:
+def test_choice_without_genesis_may_find_nothing() -> None:
     topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2)]
 
     assert choose([after(read(topic[:2]))], list(enumerate(topic))) is None
 
 
-def test_a_snapshot_covers_what_does_not_wait() -> None:
+def test_snapshot_settles_everything_below_waiting_batches() -> None:
     # claimed of P: 40; batches 1 and 3 wait, at [10:20] and [30:40]
     snapshot = Snapshot(0, GENESIS, 0, 0, {P: 40, Q: 7}, waiting=(batch(1), batch(3)))
 
@@ -94,7 +94,7 @@ def found(topic: Topic, points: list[int]) -> Found:
 
 
 @given(st.builds(found, topics, st.lists(st.integers(0, 40), max_size=6)))
-def test_the_chosen_snapshot_is_the_best_that_is_part_of_the_history(found: Found) -> None:
+def test_chosen_snapshot_is_the_best_in_the_history(found: Found) -> None:
     whole = read(found.topic)
     snapshots = [*found.snapshots, genesis(FIRST)]
     begin = min(snapshot.updates_position for snapshot in snapshots)
@@ -107,7 +107,7 @@ def test_the_chosen_snapshot_is_the_best_that_is_part_of_the_history(found: Foun
     assert chosen.made.version == max(good)
 
 
-def test_a_snapshot_is_rolled_forward_over_the_updates_since() -> None:
+def test_snapshot_is_rolled_forward_over_later_updates() -> None:
     # offset   0         1           2               3                   4           5
     # record   Lead(-1)  J=1: 0, 1   J=2: 3, 9       Lead(0), its base   J=3: 4      J=3 of 0: 5
     # snapshot J=1, control position 8, batches 3 to 5 wait                           void

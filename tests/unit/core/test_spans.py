@@ -22,7 +22,7 @@ tiles = st.dictionaries(  # partition -> (start, length)
 
 
 @given(tiles, st.randoms(use_true_random=False))
-def test_an_address_does_not_depend_on_the_order_of_its_spans(
+def test_address_does_not_depend_on_the_order_of_its_spans(
     tiles: dict[Partition, tuple[int, int]],
     random: Random,
 ) -> None:
@@ -33,34 +33,34 @@ def test_an_address_does_not_depend_on_the_order_of_its_spans(
     assert [each.place for each in address_of(spans)] == sorted(tiles)
 
 
-def test_partitions_of_a_topic_sort_by_number_and_not_by_name() -> None:
+def test_partitions_of_a_topic_sort_by_number() -> None:
     two, ten = Span("s", 2, 0, 1), Span("s", 10, 0, 1)
     assert address_of([ten, two]) == (two, ten)
 
 
-def test_an_address_has_at_least_one_span() -> None:
+def test_address_needs_at_least_one_span() -> None:
     with pytest.raises(ValueError, match="at least one span"):
         address_of([])
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (5, 5), (5, 4), (-1, 3), (-3, -1)])
-def test_an_empty_or_backwards_span_is_refused(start: int, end: int) -> None:
+def test_empty_or_backwards_span_is_refused(start: int, end: int) -> None:
     with pytest.raises(ValueError, match=r"s\[0\]@.* is empty or backwards"):
         address_of([span(Q, 0, 1), span(P, start, end)])
 
 
 @pytest.mark.parametrize("other", [(3, 5), (0, 3), (1, 2)])
-def test_two_spans_of_one_partition_are_refused_even_side_by_side(other: tuple[int, int]) -> None:
+def test_two_spans_of_one_partition_are_refused(other: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="lie in one partition"):
         address_of([span(P, 0, 3), span(Q, 0, 3), span(P, *other)])
 
 
-def test_the_same_number_in_two_topics_is_two_partitions() -> None:
+def test_same_partition_number_in_two_topics_is_two_partitions() -> None:
     here, there = Span("s", 0, 0, 3), Span("t", 0, 0, 3)
     assert address_of([there, here]) == (here, there)
 
 
-def test_a_span_says_where_it_lies() -> None:
+def test_span_names_its_place() -> None:
     assert span(Q, 3, 7).place == Q
     assert str(span(Q, 3, 7)) == "s[1]@3:7"
     assert str(Q) == "s[1]"

@@ -56,26 +56,26 @@ def lives(members: tuple[Member, ...]) -> list[int]:
         (1, 11, 3, 2),
     ],
 )
-def test_a_stage_goes_by_the_ratio_of_spot_to_reliable_machines(
+def test_stage_depends_on_ratio_of_spot_to_reliable_machines(
     reliable: int, spot: int, before: Stage | None, stage: Stage
 ) -> None:
     assert stage_of(machines(reliable, spot), before) == stage
 
 
-def test_owners_are_reliable_machines_or_half_of_the_spot_machines_that_have_run_longest() -> None:
+def test_owners_are_reliable_machines_or_the_longest_running_half_of_spot() -> None:
     there, one = machines(3, 6), SliceSettings(8, owners=1)
     assert lives(servers_of(there, 1, one)) == [0, 1, 2]
     assert lives(servers_of(there, 2, one)) == [3, 4, 5]
     assert lives(servers_of(there, 3, SliceSettings(8, owners=1, servers=2))) == [3, 4]
 
 
-def test_a_second_owner_is_found_among_others_where_there_are_too_few() -> None:
+def test_second_owner_is_found_among_others_if_there_are_too_few() -> None:
     assert lives(servers_of(machines(2, 1), 2, SliceSettings(8, owners=2))) == [0, 2]
     assert lives(servers_of(machines(0, 1), 2, SliceSettings(8, owners=2))) == [0]
 
 
 @given(st.sets(st.integers(0, 1000), min_size=1, max_size=12), st.integers(1, 64), st.data())
-def test_slices_are_shared_evenly_and_few_move_when_one_goes(
+def test_slices_are_shared_evenly_and_reassigned_when_an_owner_leaves(
     there: set[int], count: int, data: st.DataObject
 ) -> None:
     settings = SliceSettings(count, owners=2)
@@ -91,7 +91,7 @@ def test_slices_are_shared_evenly_and_few_move_when_one_goes(
         assert all(gone not in each for each in later)
 
 
-def test_who_lacks_memory_owns_no_more_than_it_has_room_for_and_others_own_the_rest() -> None:
+def test_machine_owns_at_most_the_slices_it_has_memory_for() -> None:
     settings = SliceSettings(8, owners=2)
     there = [each._replace(room=room) for each, room in zip(machines(0, 5), ROOMS, strict=True)]
     servers = servers_of(there, 2, settings)
@@ -108,7 +108,7 @@ def test_who_lacks_memory_owns_no_more_than_it_has_room_for_and_others_own_the_r
     assert sum(load.values()) == 3 + 2 + 8
 
 
-def test_slices_that_nobody_has_room_for_are_owned_by_nobody() -> None:
+def test_slices_that_fit_no_machine_have_no_owner() -> None:
     settings = SliceSettings(8, owners=2)
     servers = servers_of(machines(0, 2), 2, settings)
     assert sum(map(bool, wanted_owners(servers, settings, (3, 2)))) == 5

@@ -53,14 +53,14 @@ class _Rounds:
         return self.chosen[-1]
 
 
-def test_the_first_rule_that_holds_counts() -> None:
+def test_first_rule_that_holds_is_chosen() -> None:
     assert _Rounds().begin(3) is OWN
     assert _Rounds().begin(4) is MANY.mode
     both = replace(SETTINGS, rules=(Rule(Mode(4), workers_from=2), MANY))
     assert _Rounds(both).begin(5) is both.rules[0].mode
 
 
-def test_a_choice_is_kept_for_some_rounds() -> None:
+def test_chosen_rule_is_kept_for_a_minimum_of_rounds() -> None:
     # live   3 3 3 3 | 4 4 4 4 | 3
     # rule   - - - -   M M M M   -       though four are there from the second round on
     rounds = _Rounds()
@@ -71,13 +71,13 @@ def test_a_choice_is_kept_for_some_rounds() -> None:
     assert rounds.chosen == [*[OWN] * ROUNDS, *[MANY.mode] * ROUNDS, OWN]
 
 
-def test_workers_that_mostly_wait_are_seen_after_some_rounds() -> None:
+def test_idle_workers_are_detected_after_a_minimum_of_rounds() -> None:
     rounds = _Rounds()
     assert rounds.begin(3, busy=0.4, count=ROUNDS) is OWN
     assert rounds.begin(3) is IDLE.mode
 
 
-def test_a_time_without_anything_to_learn_from_does_not_count() -> None:
+def test_time_without_batches_does_not_count_as_idle() -> None:
     rounds = _Rounds()
     for _ in range(2 * ROUNDS):
         rounds.begin(3, busy=0.9)
@@ -88,7 +88,7 @@ def test_a_time_without_anything_to_learn_from_does_not_count() -> None:
     assert set(rounds.chosen) == {OWN}
 
 
-def test_what_made_workers_busy_is_kept_until_a_quarter_of_them_is_gone() -> None:
+def test_rule_for_idle_workers_is_kept_until_a_quarter_of_them_is_gone() -> None:
     rounds = _Rounds(replace(SETTINGS, rules=(IDLE,)))
     rounds.begin(16, busy=0.4, count=ROUNDS)
     assert rounds.begin(16, busy=0.95, count=100) is IDLE.mode
@@ -96,26 +96,27 @@ def test_what_made_workers_busy_is_kept_until_a_quarter_of_them_is_gone() -> Non
     assert rounds.begin(12) is OWN
 
 
-def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
+def test_removed_rule_ends_at_once() -> None:
     rounds = _Rounds()
     assert rounds.begin(4) is MANY.mode
     rounds.modes.change(replace(SETTINGS, rules=(IDLE,)))
     assert rounds.begin(4) is OWN
 
 
-def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
+def test_successor_continues_in_the_mode_of_the_last_update() -> None:
     # It does not know yet how busy the workers are, nor their number.
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
-    other = _Rounds(last=Synchrony(5))  # of a removed rule
+    # No rule has this mode any more.
+    other = _Rounds(last=Synchrony(5))
     assert other.begin(4) is MANY.mode
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 1.0), st.floats(0.0, 3.0)), max_size=120)
 )
-def test_it_never_goes_back_and_forth(steps: list[tuple[int, float, float]]) -> None:
+def test_rules_never_oscillate(steps: list[tuple[int, float, float]]) -> None:
     rounds = _Rounds()
     live_then = 0
     # Rounds begun since the newest choice.
@@ -159,24 +160,24 @@ def by_a_rule(settings: CoordinatorSettings) -> tuple[float | None, float | Unse
     return rate, second.scale
 
 
-def test_an_update_by_a_rule_says_so_and_its_step_is_by_its_k() -> None:
+def test_update_by_a_rule_records_its_mode_and_scales_its_step_by_k() -> None:
     assert by_a_rule(BY_FLEET) == (0.5, 0.5)
 
 
-def test_a_sum_and_adam_need_no_other_step_for_another_k() -> None:
+def test_step_of_a_rule_is_not_scaled_without_rate_by_group() -> None:
     assert by_a_rule(replace(BY_FLEET, rate_by_group=False)) == (0.5, UNSET)
 
 
-def test_a_rule_may_name_its_rate() -> None:
+def test_rule_may_set_its_own_learning_rate() -> None:
     named = replace(TWO, mode=replace(TWO.mode, learning_rate=0.125))
     assert by_a_rule(replace(BY_FLEET, rules=(named,))) == (0.125, UNSET)
 
 
-def test_a_rule_is_not_damped() -> None:
+def test_rule_is_not_damped() -> None:
     assert by_a_rule(changed(BY_FLEET, damped=True)) == (0.5, 0.5)
 
 
-def test_a_round_that_lacks_a_batch_gives_way_when_its_rule_ends() -> None:
+def test_incomplete_round_is_abandoned_when_its_rule_ends() -> None:
     # K=3 while three live: a0 b1 are counted, a2 has expired; two live, K=2
     three = Rule(Mode(3), workers_from=3)
     bench = leading(replace(QUIET, rules=(three,), rule_rounds=1))
@@ -194,7 +195,7 @@ def test_a_round_that_lacks_a_batch_gives_way_when_its_rule_ends() -> None:
     assert (update.synchrony, update.short) == (UNSET, "")
 
 
-def test_what_counts_updates_counts_by_the_k_of_the_job() -> None:
+def test_update_limits_count_in_units_of_the_k_of_the_job() -> None:
     # K=1 of 2 by a rule: J    1    2    3    4
     # counts as                0.5  1    1.5  2: the end; a hot snapshot at 1 and 2
     bench = leading(replace(BY_FLEET, stop_updates=2, hot_every_updates=1), A, B)
@@ -208,7 +209,7 @@ def test_what_counts_updates_counts_by_the_k_of_the_job() -> None:
     assert hot == [(2, 1.0), (4, 2.0)]
 
 
-def test_the_schedule_goes_by_the_k_of_the_job_and_from_where_a_leader_fell() -> None:
+def test_schedule_counts_in_units_of_the_k_of_the_job_across_a_takeover() -> None:
     # K=1 of 2 by a rule: J   1    2    3   │ a successor, from J=2, begins before it sees workers
     # counts before as        0    0.5  1   │ 1: K=2, and so twice the rate
     schedule = RateSchedule("step", updates=1, factor=0.25)
@@ -233,7 +234,7 @@ def test_the_schedule_goes_by_the_k_of_the_job_and_from_where_a_leader_fell() ->
     st.integers(0, 50),
     st.integers(1, 1000),
 )
-def test_a_schedule_rises_to_the_whole_rate_and_falls_to_no_rate_of_zero(
+def test_schedule_rises_to_the_full_rate_and_never_falls_to_zero(
     kind: ScheduleKind, warmup: int, each: int
 ) -> None:
     schedule = RateSchedule(kind, warmup, each)
@@ -245,7 +246,7 @@ def test_a_schedule_rises_to_the_whole_rate_and_falls_to_no_rate_of_zero(
     assert 0 < later[-1] <= later[0] == 1.0
 
 
-def test_a_schedule_is_its_formula() -> None:
+def test_schedule_matches_its_formula() -> None:
     assert RateSchedule("step", 2, 10, 0.5).share(31) == 0.25
     assert RateSchedule("cosine", 0, 10, final=0.2).share(5) == pytest.approx(0.6)
     assert RateSchedule("cosine", 0, 10, final=0.2).share(99) == pytest.approx(0.2)
@@ -254,7 +255,7 @@ def test_a_schedule_is_its_formula() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 9.0)), min_size=1, max_size=80))
-def test_the_loss_window_is_of_as_many_updates_of_the_job(
+def test_loss_window_counts_in_units_of_the_k_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
     # Each round has that many batches; an update of the job has six.
@@ -270,7 +271,7 @@ def test_the_loss_window_is_of_as_many_updates_of_the_job(
         assert sum(batches[: whole * 6]) == pytest.approx(known, abs=9.0 * 12)
 
 
-def test_who_takes_over_goes_on_by_the_rule_of_the_last_update() -> None:
+def test_successor_continues_with_the_rule_of_the_last_update() -> None:
     settings = replace(BY_FLEET, rule_rounds=9, hot_every_updates=1)
     one = leading(settings, A, B)
     one.announce(A, A)

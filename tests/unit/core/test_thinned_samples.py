@@ -11,7 +11,7 @@ from common.core.thinned_samples import Thinned
 
 
 @given(st.integers(0, 500), st.sampled_from([2, 4, 10]))
-def test_kept_are_the_first_the_newest_and_equal_steps_between(count: int, capacity: int) -> None:
+def test_first_newest_and_evenly_spaced_samples_are_kept(count: int, capacity: int) -> None:
     thinned = Thinned[int](capacity)
     for number in range(count):
         thinned.add(number)
@@ -25,7 +25,7 @@ def test_kept_are_the_first_the_newest_and_equal_steps_between(count: int, capac
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.sampled_from([2, 4, 10]))
-def test_after_a_rollback_the_first_and_the_newest_are_kept_with_equal_steps(
+def test_first_newest_and_evenly_spaced_samples_are_kept_after_a_rollback(
     until: int, back_to: int, capacity: int
 ) -> None:
     # 0 1 2 ... until    take back what is above `back_to`    back_to + 1 ... until + 100

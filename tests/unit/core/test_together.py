@@ -57,7 +57,7 @@ class _World:
     updates: list[AuditRecord] = field(default_factory=list)
     leader_status: LeaderStatus | None = None
     triggers: list[UpdateTrigger] = field(default_factory=list)
-    replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
+    replies: dict[int, list[Gradient]] = field(default_factory=dict)  # keyed by epoch
     heartbeats: dict[WorkerId, Heartbeat] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     lease: str = "one"
@@ -205,7 +205,7 @@ class _Cluster:
         return self.run(lambda found: found.settled == self.world.ends)
 
 
-def test_records_go_in_and_updates_come_out_and_each_offset_is_in_one() -> None:
+def test_every_offset_is_in_exactly_one_update() -> None:
     cluster = _Cluster(p=60, q=60)
     found = cluster.drain()
     assert (found.flaws, found.trained, found.taken_back) == ((), 120, 0)
@@ -213,7 +213,7 @@ def test_records_go_in_and_updates_come_out_and_each_offset_is_in_one() -> None:
     assert len(cluster.world.triggers) == 6  # no order was repeated
 
 
-def test_a_new_coordinator_goes_on_where_the_old_one_was_lost() -> None:
+def test_new_coordinator_continues_after_the_loss_of_the_old_one() -> None:
     cluster = _Cluster(p=100, q=100)
     cluster.run(lambda found: len(found.updates) >= 3)
     cluster.take_over()
@@ -222,7 +222,7 @@ def test_a_new_coordinator_goes_on_where_the_old_one_was_lost() -> None:
     assert (found.flaws, found.trained, found.takeovers) == ((), 200, 2)
 
 
-def test_a_survivor_takes_over_the_partition_and_the_batches_of_a_lost_worker() -> None:
+def test_survivor_takes_over_partition_and_batches_of_a_lost_worker() -> None:
     cluster = _Cluster(p=100, q=35)
     cluster.run(lambda found: len(found.updates) >= 1)
     cluster.lose_a()
@@ -238,7 +238,7 @@ happenings = st.lists(
 
 
 @given(happenings, st.integers(0, 90), st.integers(0, 90))
-def test_whoever_is_slow_or_lost_or_replaced_every_offset_is_used_exactly_once(
+def test_every_offset_is_used_exactly_once_despite_delays_and_losses(
     happenings: list[str], p: int, q: int
 ) -> None:
     cluster = _Cluster(p, q)

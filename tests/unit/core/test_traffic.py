@@ -26,7 +26,7 @@ def traffic_of(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
     return traffic
 
 
-def test_the_difference_of_two_counts_is_what_the_updates_between_took() -> None:
+def test_difference_of_two_counts_is_the_traffic_of_updates_between() -> None:
     traffic = traffic_of((3, 500))
     assert traffic.take() is UNSET
     traffic.observe(A, Traffic(1, 500 + 4 * EACH), 7)
@@ -38,7 +38,7 @@ def test_the_difference_of_two_counts_is_what_the_updates_between_took() -> None
     assert traffic.take() == 2 * EACH
 
 
-def test_another_process_of_that_name_begins_anew() -> None:
+def test_count_of_another_process_of_the_same_name_starts_again() -> None:
     traffic = traffic_of((1, 0), (2, EACH))
     traffic.observe(A, Traffic(2, 5), 3)
     assert traffic.take() == EACH
@@ -57,7 +57,7 @@ def test_member_that_is_silent_for_long_is_forgotten() -> None:
     received=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 30)), max_size=60),
     takes=st.sets(st.integers(0, 60)),
 )
-def test_messages_that_come_late_twice_or_never_only_delay_what_is_known(
+def test_late_repeated_or_lost_messages_only_delay_the_result(
     received: list[tuple[str, int]], takes: set[int]
 ) -> None:
     # Messages may arrive in any order. Each update took EACH per worker, so every report says EACH.
@@ -74,7 +74,7 @@ def test_messages_that_come_late_twice_or_never_only_delay_what_is_known(
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_an_update_says_what_its_makers_have_counted(*, counts: bool) -> None:
+def test_update_records_the_traffic_that_its_workers_counted(*, counts: bool) -> None:
     bench = Bench(changed(group_size=1))
     bench.lead()
     bench.see(A)

@@ -81,7 +81,7 @@ def moved() -> Bench:
     return bench
 
 
-def test_k_is_that_of_the_tuner_once_it_is_sure_and_the_update_says_so() -> None:
+def test_tuner_sets_k_once_the_noise_is_known_and_the_update_records_it() -> None:
     bench = moved()
     update = step(bench, 2)
     assert update.synchrony == Synchrony(2)
@@ -89,14 +89,14 @@ def test_k_is_that_of_the_tuner_once_it_is_sure_and_the_update_says_so() -> None
     assert of_kind(bench.said, do.Apply)[-1].learning_rate == 0.5
 
 
-def test_where_the_rate_does_not_go_with_k_it_stays() -> None:
+def test_learning_rate_does_not_follow_k_without_rate_by_group() -> None:
     bench = leading(replace(TUNED, rate_by_group=False), A, B)
     for _ in range(ROUNDS):
         step(bench)
     assert step(bench, 2).scale is UNSET
 
 
-def test_workers_are_asked_how_large_gradients_are_only_by_such_a_job() -> None:
+def test_squared_gradients_are_requested_only_for_a_tuned_job() -> None:
     for settings, squared in ((TUNED, True), (replace(TUNED, group_sizes=None), False)):
         bench = leading(settings, A, B)
         bench.announce(A, B, A, B)
@@ -104,7 +104,7 @@ def test_workers_are_asked_how_large_gradients_are_only_by_such_a_job() -> None:
         assert the(bench.compute(), do.Apply).measured is squared
 
 
-def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
+def test_k_moves_at_once_if_enough_batches_wait() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         step(bench)
@@ -114,7 +114,7 @@ def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
     assert sum(len(order.batches) for order in bench.orders) == 2
 
 
-def test_what_is_written_twice_or_of_another_leader_does_not_count() -> None:
+def test_repeated_or_foreign_sum_does_not_count() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         update = step(bench)
@@ -128,12 +128,12 @@ def test_what_is_written_twice_or_of_another_leader_does_not_count() -> None:
     assert bench.machine.leader.mode.group_size == 2
 
 
-def test_a_worker_that_does_not_say_how_large_gradients_are_leaves_k_as_it_is() -> None:
+def test_k_does_not_move_without_squares_from_workers() -> None:
     bench = leading(TUNED, A, B)
     assert sizes([step(bench, says=False) for _ in range(2 * ROUNDS)]) == [4] * 2 * ROUNDS
 
 
-def test_while_a_rule_holds_k_is_the_rules_and_the_tuner_waits() -> None:
+def test_tuner_waits_while_a_rule_holds() -> None:
     many = Rule(Mode(4, staleness=1), workers_from=2)
     bench = leading(replace(TUNED, rules=(many,)), A, B)
     for _ in range(2 * ROUNDS):
@@ -143,7 +143,7 @@ def test_while_a_rule_holds_k_is_the_rules_and_the_tuner_waits() -> None:
     assert {apply.measured for apply in of_kind(bench.said, do.Apply)} == {False}
 
 
-def test_who_takes_over_goes_on_with_the_k_of_the_last_update_and_measures_anew() -> None:
+def test_successor_continues_with_k_of_the_last_update_and_measures_again() -> None:
     one = moved()
     step(one, 2)
     one.read_updates()
@@ -159,7 +159,7 @@ def test_who_takes_over_goes_on_with_the_k_of_the_last_update_and_measures_anew(
     assert sizes([step(two, 4, noise=100.0)]) == [4]
 
 
-def test_who_takes_over_while_a_rule_holds_tunes_from_the_jobs_own_k() -> None:
+def test_successor_tunes_from_the_k_of_the_job_when_a_rule_ends() -> None:
     many = Rule(Mode(2, staleness=1), workers_from=2)
     settings = replace(TUNED, rules=(many,))
     one = leading(settings, A, B)
@@ -179,7 +179,7 @@ def test_who_takes_over_while_a_rule_holds_tunes_from_the_jobs_own_k() -> None:
     assert leader.mode == settings.mode
 
 
-def test_an_owner_who_changes_k_or_its_bounds_begins_anew() -> None:
+def test_change_of_k_or_its_bounds_restarts_the_tuner() -> None:
     for settings in (changed(TUNED, group_size=6), replace(TUNED, group_sizes=(4, 8))):
         bench = moved()
         bench.feed(events.SettingsChanged(replace(settings, revision=1)))

@@ -50,7 +50,7 @@ def feed(tuner: GroupSizeTuner, rounds: int, noise_scale: float) -> None:
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=8),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_noise_scale_is_found_whatever_the_sizes_of_messages(
+def test_noise_scale_is_found_for_any_message_sizes(
     noise_scale: float, sizes: list[int], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def test_the_noise_scale_is_found_whatever_the_sizes_of_messages(
     assert tuner.noise_scale == pytest.approx(noise_scale, rel=0.4)
 
 
-def test_before_twenty_rounds_nothing_is_known_and_nothing_moves() -> None:
+def test_nothing_is_known_and_k_does_not_move_before_twenty_rounds() -> None:
     tuner = GroupSizeTuner(24, 2, 24, ROUNDS)
     feed(tuner, ROUNDS - 1, 1.0)
     assert (tuner.noise_scale, tuner.group_size) == (None, 24)
@@ -69,7 +69,7 @@ def test_before_twenty_rounds_nothing_is_known_and_nothing_moves() -> None:
     assert tuner.group_size == 12
 
 
-def test_k_shrinks_to_the_noise_scale_by_halves_each_kept_for_twenty_rounds() -> None:
+def test_k_halves_every_twenty_rounds_down_to_the_noise_scale() -> None:
     tuner = GroupSizeTuner(24, 2, 24, ROUNDS)
     seen = []
     for _ in range(5):
@@ -78,7 +78,7 @@ def test_k_shrinks_to_the_noise_scale_by_halves_each_kept_for_twenty_rounds() ->
     assert seen == [12, 6, 3, 2, 2]
 
 
-def test_k_grows_as_noise_does_and_ends_at_the_most() -> None:
+def test_k_grows_with_noise_up_to_its_maximum() -> None:
     tuner = GroupSizeTuner(3, 2, 16, ROUNDS)
     feed(tuner, ROUNDS, 1e6)
     assert tuner.group_size == 6
@@ -86,7 +86,7 @@ def test_k_grows_as_noise_does_and_ends_at_the_most() -> None:
     assert tuner.group_size == 16
 
 
-def test_where_the_mean_gradient_is_lost_in_noise_k_grows() -> None:
+def test_k_grows_if_noise_exceeds_the_mean_gradient() -> None:
     tuner = GroupSizeTuner(4, 2, 16, ROUNDS)
     scatter, _ = said(100.0)
     for _ in range(ROUNDS):
@@ -96,13 +96,13 @@ def test_where_the_mean_gradient_is_lost_in_noise_k_grows() -> None:
 
 
 @pytest.mark.parametrize("noise_scale", [7.5, 8.0, 9.0, 10.0])
-def test_a_k_that_nearly_fits_stays(noise_scale: float) -> None:
+def test_k_that_nearly_fits_does_not_move(noise_scale: float) -> None:
     tuner = GroupSizeTuner(8, 1, 100, ROUNDS)
     feed(tuner, 3 * ROUNDS, noise_scale)
     assert tuner.group_size == 8
 
 
-def test_a_round_of_one_message_or_of_unknown_squares_says_nothing() -> None:
+def test_round_of_one_message_or_unknown_squares_is_ignored() -> None:
     tuner = GroupSizeTuner(24, 2, 24, ROUNDS)
     scatter, square = said(1.0)
     for _ in range(2 * ROUNDS):
@@ -117,7 +117,7 @@ def test_a_round_of_one_message_or_of_unknown_squares_says_nothing() -> None:
     st.tuples(st.integers(1, 20), st.integers(0, 20)),
     st.lists(st.floats(0, 1e9), min_size=1, max_size=80),
 )
-def test_k_is_within_its_bounds_and_moves_by_bounded_steps_seldom(
+def test_k_stays_in_its_bounds_and_moves_rarely_in_bounded_steps(
     first: int, bounds: tuple[int, int], noise: list[float]
 ) -> None:
     least, most = bounds[0], bounds[0] + bounds[1]
@@ -135,12 +135,12 @@ def test_k_is_within_its_bounds_and_moves_by_bounded_steps_seldom(
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.floats(0, 1e12))
-def test_the_rate_changes_by_less_than_k_does(own: int, now: int, noise_scale: float) -> None:
+def test_rate_changes_by_less_than_k(own: int, now: int, noise_scale: float) -> None:
     low, high = sorted((1.0, now / own))
     assert low * (1 - 1e-9) <= rate_scale(now, own, noise_scale) <= high * (1 + 1e-9)
 
 
-def test_the_rate_stays_without_noise_and_goes_with_k_in_noise_alone() -> None:
+def test_rate_is_constant_without_noise_and_follows_k_in_pure_noise() -> None:
     assert rate_scale(2, 8, 0.0) == 1.0
     assert rate_scale(2, 8, 2.0) == 0.625
     assert rate_scale(2, 8, inf) == rate_scale(2, 8, None) == 0.25

@@ -25,11 +25,11 @@ def served(turns: Turns, shares: dict[str, float], count: int) -> str:
     return order
 
 
-def test_turns_of_the_light_lie_between_those_of_the_heavy() -> None:
+def test_turns_of_light_keys_are_spread_among_those_of_heavy_ones() -> None:
     assert served(Turns(), {"a": 2, "b": 1}, 9) == "aba" * 3
 
 
-def test_nobody_has_a_turn_where_nobody_has_weight() -> None:
+def test_choose_returns_none_without_weights() -> None:
     turns = Turns()
     turns.pay({"a": 1}, {})
 
@@ -40,7 +40,7 @@ def test_nobody_has_a_turn_where_nobody_has_weight() -> None:
 
 
 @given(weights, st.integers(1, 300))
-def test_everybody_is_served_its_share_at_any_time(shares: dict[str, float], count: int) -> None:
+def test_every_key_is_served_its_share_at_any_time(shares: dict[str, float], count: int) -> None:
     total = sum(shares.values())
 
     for key, times in Counter(served(Turns(), shares, count)).items():
@@ -48,7 +48,7 @@ def test_everybody_is_served_its_share_at_any_time(shares: dict[str, float], cou
 
 
 @given(weights, st.integers(1, 50), st.randoms())
-def test_the_order_in_which_they_are_named_does_not_matter(
+def test_order_of_keys_does_not_matter(
     shares: dict[str, float], count: int, random: Random
 ) -> None:
     names = list(shares)
@@ -57,7 +57,7 @@ def test_the_order_in_which_they_are_named_does_not_matter(
     assert served(Turns(), shares, count) == served(Turns(), {n: shares[n] for n in names}, count)
 
 
-def test_who_comes_back_after_an_absence_has_saved_up_nothing() -> None:
+def test_absent_key_saves_up_no_credit() -> None:
     turns = Turns()
     served(turns, {"a": 1, "b": 1}, 3)
     served(turns, {"a": 1, "b": 0}, 100)
@@ -65,7 +65,7 @@ def test_who_comes_back_after_an_absence_has_saved_up_nothing() -> None:
     assert Counter(served(turns, {"a": 1, "b": 1}, 10)) == {"a": 5, "b": 5}
 
 
-def test_who_could_not_be_served_does_not_take_all_turns_afterwards() -> None:
+def test_excluded_key_does_not_take_all_turns_afterwards() -> None:
     turns, shares = Turns(), {"a": 1.0, "b": 1.0}
     for _ in range(100):
         assert turns.choose(shares, among=["a"]) == "a"
@@ -76,14 +76,14 @@ def test_who_could_not_be_served_does_not_take_all_turns_afterwards() -> None:
     assert order.index("a") <= 2 * MOST_TURNS
 
 
-def test_a_turn_may_be_shared() -> None:
+def test_turn_may_be_shared() -> None:
     turns, shares = Turns(), {"a": 1.0, "b": 1.0, "c": 1.0}
     turns.pay({"a": 0.5, "b": 0.5}, shares)
     assert turns.choose(shares, shares) == "c"
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 10**6), min_size=1))
-def test_nobody_gets_less_than_a_fifth_of_an_even_share(backlogs: dict[str, int]) -> None:
+def test_level_gives_at_least_a_fifth_of_an_even_share(backlogs: dict[str, int]) -> None:
     shares = level(backlogs)
     total = sum(shares.values())
 

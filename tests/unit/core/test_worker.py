@@ -85,7 +85,7 @@ def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
 # --- positions -------------------------------------------------------------------------------
 
 
-def test_without_a_leader_status_nothing_is_read() -> None:
+def test_stream_reads_nothing_without_a_leader_status() -> None:
     stream = _Stream()
     assert stream.on(events.LeaderStatusSeen(None), 0.0) == ()
     assert stream.read(0, 10) == (do.Unplace(P),)
@@ -93,7 +93,7 @@ def test_without_a_leader_status_nothing_is_read() -> None:
     assert stream.position(P) == 40
 
 
-def test_it_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
+def test_stream_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
     # announced  [0:10] at 4   [10:20] at 7   [20:25
     # status     control=5 claimed=10     control=8 claimed=20
     stream = _Stream()
@@ -105,7 +105,7 @@ def test_it_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
     assert stream.position(P) == 25
 
 
-def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() -> None:
+def test_partition_that_another_claimed_is_placed_again_once_all_claims_are_decided() -> None:
     # announced  [0:10] at 4   [10:20] at 7   [20:25
     # status     5 claimed=15  lost    7  not yet    8 claimed=35  read on
     stream = _Stream()
@@ -119,7 +119,7 @@ def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() 
     assert claims(stream.read(35, 45)) == [ready(A, span(P, 35, 45))]  # [20:25] was dropped
 
 
-def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
+def test_claim_without_delivery_report_may_still_be_decided() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 10)
@@ -131,7 +131,7 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     assert stream.stand(11, p=30) == (place(30),)
 
 
-def test_after_a_forged_leader_status_the_leaders_older_one_is_believed_again_soon() -> None:
+def test_older_status_of_the_leader_is_believed_again_after_a_forged_one() -> None:
     #   time    0      1         2     4.1
     #  control  8      2^40      8     8
     #           seen   seen      -     seen: P is read from 20 again
@@ -142,14 +142,14 @@ def test_after_a_forged_leader_status_the_leaders_older_one_is_believed_again_so
     assert of_kind(stream.stand(8, 20, now=4.1), do.Place) == [place(20)]
 
 
-def test_an_older_leader_status_is_ignored_whoever_wrote_it() -> None:
+def test_older_leader_status_is_ignored() -> None:
     stream = _Stream()
     stream.stand(8, p=20)
     assert stream.stand(7, p=10, waiting=100) == ()
     assert stream.position(P) == 20
 
 
-def test_a_loss_of_one_partition_leaves_the_others_part_of_the_open_batch() -> None:
+def test_loss_of_one_partition_keeps_open_records_of_others() -> None:
     stream = _Stream(P, Q)
     stream.stand(0)
     stream.read(0, 5, P)
@@ -158,7 +158,7 @@ def test_a_loss_of_one_partition_leaves_the_others_part_of_the_open_batch() -> N
     assert claims(stream.read(3, 10, Q)) == [ready(A, span(Q, 0, 10))]
 
 
-def test_a_partition_that_comes_back_waits_for_what_was_sent_before() -> None:
+def test_returning_partition_waits_until_earlier_claims_are_decided() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 15)
@@ -176,7 +176,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_it_is_placed_only_when_all_it_sent_is_decided_and_always_in_the_end(
+def test_stream_is_placed_once_all_its_claims_are_decided(
     steps: list[str],
 ) -> None:
     stream, ledger, control = _Stream(), Ledger(FIRST), list[Claim]()
@@ -218,7 +218,7 @@ def test_it_is_placed_only_when_all_it_sent_is_decided_and_always_in_the_end(
 # --- pace ------------------------------------------------------------------------------------
 
 
-def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
+def test_bound_pauses_reading_until_batches_are_settled() -> None:
     stream = _Stream()
     stream.stand(0)
     assert stream.room == 30
@@ -230,7 +230,7 @@ def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
     assert stream.stand(3, p=30, waiting=2, oldest_unsettled=1) == (gone, READ_ON)
 
 
-def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
+def test_batches_are_forgotten_although_control_offsets_restarted() -> None:
     # control    at 7: [0:10]   recreated      at 0: [10:20], which is settled; [0:10] never is
     stream = _Stream()
     stream.stand(0)
@@ -241,7 +241,7 @@ def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
     assert gone in stream.stand(1, p=20, oldest_unsettled=1)
 
 
-def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
+def test_refused_batches_do_not_fill_the_bound() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 30)
@@ -250,7 +250,7 @@ def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
     assert stolen == (do.Unplace(P), place(5), READ_ON)
 
 
-def test_it_pauses_while_more_waits_in_the_job_than_its_workers_can_have() -> None:
+def test_stream_pauses_while_more_waits_than_live_workers_can_have() -> None:
     stream = _Stream()
     stream.stand(0)
     assert stream.stand(1, waiting=6, live=1) == ()
@@ -259,7 +259,7 @@ def test_it_pauses_while_more_waits_in_the_job_than_its_workers_can_have() -> No
     assert stream.stand(3, waiting=7, live=2) == (READ_ON,)
 
 
-def test_expired_records_are_claimed_after_what_was_read() -> None:
+def test_expired_records_are_claimed_after_the_records_read() -> None:
     # read [0:5   retention deleted up to 40: claims [0:5], then [5:40] as expired; reads from 40
     stream = _Stream()
     assert stream.on(events.FellBehind(P, 40), 0.0) == ()  # not placed
@@ -292,7 +292,7 @@ def test_rest_below_min_batch_waits_for_a_record_and_the_heartbeat_says_so() -> 
     assert the(said, do.SendHeartbeat) == do.SendHeartbeat(ALIVE)
 
 
-def test_rest_below_min_batch_is_claimed_as_expired_with_what_retention_deleted() -> None:
+def test_rest_below_min_batch_expires_with_records_that_retention_deleted() -> None:
     # read [0:1   retention deleted up to 40, the record that was read among it
     stream = _Stream(settings=replace(SETTINGS, min_batch=2))
     stream.stand(0)
@@ -303,7 +303,7 @@ def test_rest_below_min_batch_is_claimed_as_expired_with_what_retention_deleted(
     )
 
 
-def test_the_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:
+def test_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:
     # records [0:10], offset 10 holds none; nothing follows for a second: [10:11] of no samples
     stream = _Stream()
     stream.on(events.Tick(), 0.0)
@@ -319,11 +319,11 @@ def test_the_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None
     assert claims(stream.on(events.Tick(), 9.0)) == []
     assert stream.position(P) == 11
     stream.deliver(_1=0, _2=1)
-    assert stream.stand(2, p=11, waiting=1) == ()  # in place
+    assert stream.stand(2, p=11, waiting=1) == ()  # nothing is lost
     assert claims(stream.read(11, 21)) == [ready(A, span(P, 11, 21))]
 
 
-def test_what_follows_an_end_without_records_begins_with_it() -> None:
+def test_records_after_an_empty_end_are_claimed_with_it() -> None:
     # [0:10], hole 10, records [11:20] before the second is over: the next batch is [10:20]
     stream = _Stream()
     stream.on(events.Tick(), 0.0)
@@ -334,7 +334,7 @@ def test_what_follows_an_end_without_records_begins_with_it() -> None:
     assert claims(stream.on(events.Tick(), 9.0)) == []
 
 
-def test_an_end_without_records_goes_with_the_open_batch_of_its_partition() -> None:
+def test_empty_end_is_claimed_with_the_open_batch_of_its_partition() -> None:
     stream = _Stream(settings=replace(SETTINGS, batch_linger_s=5.0))
     stream.on(events.Tick(), 0.0)
     stream.stand(0)
@@ -349,7 +349,7 @@ def test_an_end_without_records_goes_with_the_open_batch_of_its_partition() -> N
     [events.Revoked((P,)), events.LeaderStatusSeen(LeaderStatus(0, 1, {P: 5, Q: 0}, 0, 0, 1, {}))],
     ids=["revoked", "place lost"],
 )
-def test_the_end_of_a_partition_that_was_given_up_is_not_claimed(gone: events.WorkerEvent) -> None:
+def test_empty_end_of_a_revoked_or_lost_partition_is_not_claimed(gone: events.WorkerEvent) -> None:
     stream = _Stream()
     stream.on(events.Tick(), 0.0)
     stream.stand(0)
@@ -358,7 +358,7 @@ def test_the_end_of_a_partition_that_was_given_up_is_not_claimed(gone: events.Wo
     assert claims(stream.on(events.Tick(), 9.0)) == []
 
 
-def test_a_partial_batch_lingers_for_its_time_and_not_when_leaving() -> None:
+def test_partial_batch_is_claimed_after_its_linger_but_not_when_leaving() -> None:
     stream = _Stream(settings=replace(SETTINGS, batch_linger_s=0.05))
     stream.on(events.Tick(), 0.0)
     stream.stand(0)
@@ -373,7 +373,7 @@ def test_a_partial_batch_lingers_for_its_time_and_not_when_leaving() -> None:
     assert stream.due() > 1.0
 
 
-def test_leaving_stops_reading_and_goes_on_beating() -> None:
+def test_leaving_stops_reading_and_continues_heartbeats() -> None:
     stream = _Stream()
     stream.stand(0)
     paused = do.SetReading(reading=False, reason="leaving")
@@ -381,7 +381,7 @@ def test_leaving_stops_reading_and_goes_on_beating() -> None:
     assert stream.on(events.Tick(), 0.0) == (do.SendHeartbeat("leaving"), do.ReadLeaderStatus())
 
 
-def test_it_looks_often_while_it_waits_for_a_place_and_seldom_while_it_reads() -> None:
+def test_leader_status_is_read_often_while_unplaced_and_rarely_while_reading() -> None:
     stream = _Stream()
     assert stream.on(events.Tick(), 1.0) == (do.SendHeartbeat("alive"), do.ReadLeaderStatus())
     assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_hungry_s)
@@ -400,7 +400,7 @@ def committed(
     return of_kind(stream.on(events.LeaderStatusSeen(status), now), do.Commit)
 
 
-def test_positions_are_committed_for_partitions_that_the_worker_owns_alone() -> None:
+def test_only_positions_of_owned_partitions_are_committed() -> None:
     assert committed(_Stream(Q), 0.0, 9, 50, oldest=9) == [do.Commit({Q: 70})]
 
 
@@ -423,13 +423,13 @@ def test_position_is_committed_once_no_batch_claimed_below_it_waits() -> None:
     assert committed(stream, next(times), 12, 120, oldest=12) == [do.Commit({P: 120})]
 
 
-def test_a_new_leader_may_take_a_commit_back() -> None:
+def test_new_leader_may_move_a_commit_back() -> None:
     stream = _Stream()
     assert committed(stream, 0.0, 12, 120, oldest=12) == [do.Commit({P: 120})]
     assert committed(stream, 5.0, 9, 90, oldest=9, epoch=1) == [do.Commit({P: 90})]
 
 
-def test_claims_that_an_earlier_leader_saw_are_not_settled_by_what_a_new_one_says() -> None:
+def test_new_leader_status_does_not_settle_claims_seen_by_the_earlier_leader() -> None:
     # leader 0: 120 claimed below 12, some wait     leader 1: the control topic had lost a claim
     stream = _Stream()
     assert committed(stream, 0.0, 12, 120, oldest=3) == []
@@ -438,7 +438,7 @@ def test_claims_that_an_earlier_leader_saw_are_not_settled_by_what_a_new_one_say
 
 
 @given(st.lists(st.sampled_from(["claim", "compute", "audit", "poison"]), max_size=30))
-def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
+def test_no_commit_is_above_a_waiting_batch(steps: list[str]) -> None:
     bench, stream = Bench(), _Stream()
     bench.lead()
     bench.see(A, B)
@@ -477,7 +477,7 @@ def test_leaving_worker_commits_what_is_settled_by_then() -> None:
 # --- a job that is changed -------------------------------------------------------------------
 
 
-def test_a_new_b_counts_from_the_next_batch_on() -> None:
+def test_new_batch_size_counts_from_the_next_batch() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 4)
@@ -486,7 +486,7 @@ def test_a_new_b_counts_from_the_next_batch_on() -> None:
     assert cuts == [ready(A, span(P, 0, 6), samples=6), ready(A, span(P, 6, 12), samples=6)]
 
 
-def test_an_open_batch_that_holds_the_new_b_goes_as_it_is() -> None:
+def test_open_batch_above_the_new_batch_size_is_claimed_at_once() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 7)
@@ -495,7 +495,7 @@ def test_an_open_batch_that_holds_the_new_b_goes_as_it_is() -> None:
     assert claims(stream.read(7, 11)) == [ready(A, span(P, 7, 11), samples=4)]
 
 
-def test_the_bound_follows_k_both_ways() -> None:
+def test_bound_follows_k_in_both_directions() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 30)  # three batches: the bound
@@ -506,7 +506,7 @@ def test_the_bound_follows_k_both_ways() -> None:
     assert stream.room == 0
 
 
-def test_who_leaves_changes_nothing_any_more() -> None:
+def test_leaving_worker_ignores_new_sizes() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 7)
@@ -517,7 +517,7 @@ def test_who_leaves_changes_nothing_any_more() -> None:
 # --- generations -----------------------------------------------------------------------------
 
 
-def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
+def test_partition_of_a_new_generation_is_read_and_claimed_again() -> None:
     # status     claimed[p]=40 of generation 0   opened at 40 as generation 9, after epoch 2
     stream = _Stream()
     assert stream.stand(0, p=40) == (place(40), READ_ON)
@@ -544,7 +544,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
     assert second == SpanExpired(A, (Span(*P, 55, 70, 9, 3, 55, 3),))
 
 
-def test_a_partition_is_read_once_the_job_has_it() -> None:
+def test_added_partition_is_read_once_the_job_has_opened_it() -> None:
     added = Partition("s", 2)
     stream = _Stream(added)
     assert stream.stand(0) == (READ_ON,)
@@ -584,7 +584,7 @@ def of_log(
 
 
 @pytest.mark.parametrize(("recreated", "again_at"), [(False, LOST_S), (True, None)])
-def test_a_log_that_is_another_one_is_left_alone_until_the_leader_says_more(
+def test_changed_log_is_not_read_until_the_leader_status_changes(
     recreated: bool,  # noqa: FBT001 -- a parameter of the test
     again_at: float | None,
 ) -> None:
@@ -606,7 +606,7 @@ def test_a_log_that_is_another_one_is_left_alone_until_the_leader_says_more(
     assert placed == [do.Place({P: there})]
 
 
-def test_after_a_forged_topic_the_true_one_is_read_at_once() -> None:
+def test_true_topic_is_read_at_once_after_a_forged_one() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(40, "forged", 2)), 0.0)
     stream.on(events.Truncated(P, recreated=True), 0.0)
@@ -615,7 +615,7 @@ def test_after_a_forged_topic_the_true_one_is_read_at_once() -> None:
     assert of_kind(stream.on(of_log(40, true), 0.1), do.Place) == [do.Place({P: true})]
 
 
-def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_others_ended() -> None:
+def test_reading_starts_after_the_last_known_record_and_claims_from_claimed() -> None:
     # log        ... 37:a record   38, 39: markers   | claimed up to 40
     stream = _Stream()
     known = LogPosition(38, "id", 2)
@@ -629,14 +629,14 @@ def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_oth
     assert claim.address == (Span(*P, 40, 50, 0, 2, 50, 2),)
 
 
-def test_a_record_below_its_position_that_came_after_a_cut_means_another_log() -> None:
+def test_record_below_the_position_with_later_leader_epoch_means_another_log() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
     assert stream.on(events.RecordBelow(P, 3), 0.0) == (do.Unplace(P),)
     assert stream.position(P) is None
 
 
-def test_leader_epochs_that_go_back_mean_another_log() -> None:
+def test_decreasing_leader_epochs_mean_another_log() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(40, "id", 2)), 0.0)
     stale = events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=1))
@@ -644,7 +644,7 @@ def test_leader_epochs_that_go_back_mean_another_log() -> None:
     assert stream.position(P) is None
 
 
-def test_what_expired_below_its_position_is_passed_over() -> None:
+def test_expired_records_below_the_position_are_skipped() -> None:
     # log        begins at 39 by now: retention took what the place knows of
     stream = _Stream()
     stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
@@ -652,9 +652,9 @@ def test_what_expired_below_its_position_is_passed_over() -> None:
     assert stream.on(events.FellBehind(P, 39), 0.0) == (placed,)
 
 
-def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> None:
+def test_claims_that_the_control_topic_lost_are_abandoned_after_a_timeout() -> None:
     # claims     [0:10] at 7, of leader 0
-    # status     leader 1, control=5, claimed[p]=0: the topic lost its tail, nobody claims any more
+    # status     leader 1, control=5, claimed[p]=0: the topic lost its tail, no more claims
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here), 0.0)
@@ -670,9 +670,9 @@ def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> Non
     assert [span.end for (span,) in forgotten.addresses] == [SAMPLES]
 
 
-def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_more_seldom() -> None:
+def test_undecided_claim_is_repeated_with_growing_delays() -> None:
     # claim      [0:10] at 7       again at 7          again
-    # status     control=7 all along: the topic lost the claim, or nobody leads
+    # status     control=7 all along: the topic lost the claim, or has no leader
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here, control_position=7), 0.0)
@@ -691,7 +691,7 @@ def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_mor
 # --- space reported by triggers ------------------------------------------------------------------
 
 
-def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> None:
+def test_trigger_of_the_leader_frees_room_without_reading_the_status() -> None:
     # bound 3    waiting [0:10] at 4   [10:20] at 5   [20:30] at 6     full
     # trigger    4 and 5 are settled                                   room for two
     stream = _Stream()
@@ -716,7 +716,7 @@ def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> No
         events.RoundBegan(0, Unsettled(6, 6, 0, 1)),  # older than the status
     ],
 )
-def test_a_trigger_that_is_no_news_of_its_leader_gives_no_room(trigger: events.RoundBegan) -> None:
+def test_irrelevant_trigger_frees_no_room(trigger: events.RoundBegan) -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 30)
@@ -727,7 +727,7 @@ def test_a_trigger_that_is_no_news_of_its_leader_gives_no_room(trigger: events.R
     assert stream.room == 0
 
 
-def test_once_full_it_waits_until_a_quarter_is_free_or_less_than_a_group_waits() -> None:
+def test_full_stream_resumes_when_a_quarter_is_free_or_less_than_a_group_waits() -> None:
     # bound 8, K = 4    waiting  8     7     6     5
     #                            full  full  full  reads
     stream = _Stream(settings=WorkerSettings(SAMPLES, bound=8, group_size=4))
@@ -741,7 +741,7 @@ def test_once_full_it_waits_until_a_quarter_is_free_or_less_than_a_group_waits()
     assert read == [False, False, False, True]
 
 
-def test_worker_that_waits_for_room_is_not_woken_by_triggers_that_give_none() -> None:
+def test_full_worker_ignores_triggers_that_free_no_room() -> None:
     # bound 8, K = 4    settled of its own    1      2      3, and it reads
     #                   or waiting anywhere   8      6      5, and it reads
     def full() -> _Stream:
@@ -760,7 +760,7 @@ def test_worker_that_waits_for_room_is_not_woken_by_triggers_that_give_none() ->
     assert [full().is_news(0, each) for each in said] == reads
 
 
-def test_worker_that_waits_for_room_learns_of_other_leaders_and_of_older_programs() -> None:
+def test_full_worker_receives_triggers_of_other_leaders_and_older_programs() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 30)
@@ -772,7 +772,7 @@ def test_worker_that_waits_for_room_learns_of_other_leaders_and_of_older_program
     assert stream.is_news(0, None)
 
 
-def test_it_never_waits_for_room_while_its_own_batches_make_no_group() -> None:
+def test_stream_does_not_pause_while_its_own_batches_make_no_group() -> None:
     # bound 4 = K    waiting  4     3: another worker may never come
     #                         full  reads
     stream = _Stream(settings=WorkerSettings(SAMPLES, bound=4, group_size=4))

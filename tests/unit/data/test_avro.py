@@ -106,7 +106,7 @@ def as_read(value: Any) -> Any:  # noqa: ANN401 -- any value of a record
 
 
 @given(slices())
-def test_what_was_written_is_read(case: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def test_avro_records_round_trip(case: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     schema, rows = case
     names = [field["name"] for field in schema["fields"]]
     columns, reasons = read(schema, written(schema, rows), *names)
@@ -116,7 +116,7 @@ def test_what_was_written_is_read(case: tuple[dict[str, Any], list[dict[str, Any
 
 
 @given(slices(), st.data())
-def test_broken_bytes_are_named_and_those_beside_them_are_intact(
+def test_broken_avro_record_is_reported_and_its_neighbours_are_intact(
     case: tuple[dict[str, Any], list[dict[str, Any]]], data: st.DataObject
 ) -> None:
     schema, rows = case
@@ -162,7 +162,7 @@ NESTED = {
 }
 
 
-def test_values_are_found_by_paths_through_unions_names_and_maps() -> None:
+def test_path_finds_values_in_unions_named_types_and_maps() -> None:
     inner = {"x": 1.5, "kind": "v", "more": {"x": 2.5, "kind": "u", "more": None}}
     values = []
     for before, price, tags, either in (
@@ -206,7 +206,9 @@ def test_values_are_found_by_paths_through_unions_names_and_maps() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_record_is_reported(schema: object, data: bytes, reason: str) -> None:
+def test_malformed_avro_record_is_reported_with_the_reason(
+    schema: object, data: bytes, reason: str
+) -> None:
     top = {"type": "record", "name": "T", "fields": [{"name": "x", "type": schema}]}
     _, reasons = read(top, [data], "x")
     assert reason in reasons[0]
@@ -224,12 +226,12 @@ def test_what_is_wrong_with_a_record_is_reported(schema: object, data: bytes, re
         ("3", "3 names no type"),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(text: str, expected: str) -> None:
+def test_invalid_avro_schema_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(UserError, match=f"it is no Avro schema: .*{expected}"):
         AvroReader(text)
 
 
-def test_a_schema_may_name_types_of_others() -> None:
+def test_schema_can_refer_to_types_of_other_schemas() -> None:
     other = '{"type": "fixed", "name": "n.Two", "size": 2}'
     text = '{"type": "record", "name": "R", "fields": [{"name": "x", "type": "n.Two"}]}'
     wanted, [sink] = wanted_of([("x",)])

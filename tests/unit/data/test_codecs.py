@@ -44,7 +44,7 @@ def same(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
 
 @pytest.mark.parametrize("name", WRITTEN)
 @given(case=described_records())
-def test_what_was_encoded_decodes_to_the_same(name: str, case: tuple[list[Field], Columns]) -> None:
+def test_codec_round_trips_records(name: str, case: tuple[list[Field], Columns]) -> None:
     fields, records = case
     codec = make_codec(name, fields)
     values = codec.encode(records)
@@ -59,7 +59,7 @@ def test_what_was_encoded_decodes_to_the_same(name: str, case: tuple[list[Field]
     count=st.integers(1, 12),
     broken=st.dictionaries(st.integers(0, 11), st.sampled_from([None, b"", b"{", b"x" * 500])),
 )
-def test_a_broken_value_is_skipped_and_the_others_are_intact(
+def test_broken_value_is_skipped_and_the_others_are_intact(
     name: str, count: int, broken: dict[int, bytes | None]
 ) -> None:
     codec = make_codec(name, FIELDS)
@@ -84,7 +84,7 @@ def test_a_broken_value_is_skipped_and_the_others_are_intact(
 
 @given(values=st.lists(st.none() | st.binary(max_size=20), max_size=5))
 @pytest.mark.parametrize("name", ["tensor", "json", "avro", "protobuf"])
-def test_no_bytes_make_a_codec_raise(name: str, values: list[bytes | None]) -> None:
+def test_codec_never_raises_on_arbitrary_bytes(name: str, values: list[bytes | None]) -> None:
     decoded = make_codec(name, FIELDS).decode(values)
     assert len(decoded.kept) + len(decoded.skipped) == len(values)
     assert len(decoded.records["x"]) == len(decoded.kept)
@@ -98,7 +98,7 @@ def test_tensor_columns_share_one_buffer() -> None:
     assert decoded.records["x"].strides[0] == decoded.records["y"].strides[0] == 16
 
 
-def test_a_byte_other_than_one_is_a_proper_true() -> None:
+def test_tensor_codec_decodes_any_nonzero_byte_as_true() -> None:
     decoded = make_codec("tensor", [Field("b", "bool")]).decode([b"\x00", b"\x01", b"\xff"])
     assert decoded.records["b"].view(np.uint8).tolist() == [0, 1, 1]
 
@@ -121,7 +121,7 @@ def test_a_byte_other_than_one_is_a_proper_true() -> None:
         ("[[1, 2], 1, true]", "object"),
     ],
 )  # fmt: skip
-def test_a_json_record_that_does_not_fit_is_skipped_naming_the_field(
+def test_json_record_of_wrong_type_or_shape_is_skipped_with_its_field(
     value: str, named: str
 ) -> None:
     ((index, reason),) = make_codec("json", FIELDS).decode([value.encode()]).skipped
@@ -129,7 +129,7 @@ def test_a_json_record_that_does_not_fit_is_skipped_naming_the_field(
     assert named in reason
 
 
-def test_json_keys_that_no_field_names_are_ignored() -> None:
+def test_json_keys_without_a_field_are_ignored() -> None:
     value = b'{"more": {"deep": [1]}, "x": [1, 2.5], "i": -3, "b": false}'
     decoded = make_codec("json", FIELDS).decode([value])
     assert decoded.records["x"].tolist() == [[1, 2.5]]
@@ -146,7 +146,7 @@ def test_json_keys_that_no_field_names_are_ignored() -> None:
         {"i": None},
     ],
 )
-def test_encoding_refuses_columns_that_are_not_as_described(
+def test_encode_with_wrong_columns_raises_value_error(
     name: str, wrong: dict[str, npt.NDArray[Any] | None]
 ) -> None:
     records = {
@@ -170,7 +170,7 @@ def hashed(*values: bytes | None) -> DecodedColumns:
     return make_codec("json", HASHED, buckets=1000).decode(values)
 
 
-def test_features_that_no_field_names_are_hashed() -> None:
+def test_keys_without_a_field_are_hashed() -> None:
     value_bytes = b'{"age": 41, "label": 1, "city": "Pune", "shop": null, "code": ""}'
     decoded = hashed(
         b"\0\0\0\0\7" + value_bytes, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}'
@@ -200,9 +200,7 @@ def test_features_that_no_field_names_are_hashed() -> None:
         (None, "no value"),
     ],
 )
-def test_a_record_whose_features_cannot_be_hashed_is_skipped(
-    value: bytes | None, expected: str
-) -> None:
+def test_record_with_unhashable_features_is_skipped(value: bytes | None, expected: str) -> None:
     good = b'{"label": 7, "a": 1}'
     decoded = hashed(good, value, good)
     ((index, reason),) = decoded.skipped
@@ -214,17 +212,17 @@ def test_a_record_whose_features_cannot_be_hashed_is_skipped(
 
 
 @given(st.lists(st.none() | st.binary(max_size=20), max_size=5))
-def test_no_bytes_make_hashing_raise(values: list[bytes | None]) -> None:
+def test_hashing_never_raises_on_arbitrary_bytes(values: list[bytes | None]) -> None:
     decoded = hashed(*values)
     assert len(decoded.kept) + len(decoded.skipped) == len(values)
 
 
-def test_hashed_features_are_not_written() -> None:
+def test_encode_with_hashed_features_raises_value_error() -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         make_codec("json", HASHED, buckets=9).encode({})
 
 
-def test_json_behind_a_header_is_read_alike_wherever_it_stands_in_a_poll() -> None:
+def test_framed_json_decodes_the_same_at_any_position_in_a_poll() -> None:
     codec = make_codec("json", [Field("x", "float32")])
     # The untyped parser refuses a number beyond float64, even in a key that no field names.
     plain, framed = b'{"x": 1}', b'\0\0\0\0\7{"x": 2, "y": 1e400}'
@@ -235,7 +233,7 @@ def test_json_behind_a_header_is_read_alike_wherever_it_stands_in_a_poll() -> No
 
 @pytest.mark.parametrize("stack", [0, 400])
 @pytest.mark.parametrize(("depth", "sound"), [(255, True), (256, False), (980, False)])
-def test_nested_json_is_judged_alike_on_a_stack_of_any_depth(
+def test_json_depth_limit_does_not_depend_on_the_stack_depth(
     stack: int, depth: int, *, sound: bool
 ) -> None:
     codec = make_codec("json", [Field("x", "float32")])
@@ -250,7 +248,7 @@ def test_nested_json_is_judged_alike_on_a_stack_of_any_depth(
     assert skipped(stack) == reasons
 
 
-def test_deep_bytes_that_are_no_json_are_skipped() -> None:
+def test_deeply_nested_invalid_json_is_skipped() -> None:
     values = [
         b"[" * 300,
         b'"' + b"[" * 300 + b'"',

@@ -62,7 +62,7 @@ def reason(field: str, record: object) -> str:
     return why
 
 
-def test_an_envelope_is_read_by_path() -> None:
+def test_paths_read_fields_of_an_envelope() -> None:
     found = decoded(
         ENVELOPE,
         {"payload": {"after": {"amount": 300, "age": None, "country": "IN", "is_fraud": True}}},
@@ -79,7 +79,7 @@ def test_an_envelope_is_read_by_path() -> None:
     assert found.skipped == [(1, expected)]
 
 
-def test_a_dot_of_a_key_is_escaped_and_a_field_s_own_name_is_one_key() -> None:
+def test_path_escapes_dots_and_field_name_is_a_single_key() -> None:
     found = decoded('{a.b: {dtype: int8}, c: {dtype: int8, from: "d\\\\.e.f"}}',
                     {"a.b": 1, "d.e": {"f": 2}})  # fmt: skip
     assert {name: each.tolist() for name, each in found.records.items()} == {"a.b": [1], "c": [2]}
@@ -111,7 +111,9 @@ def test_a_dot_of_a_key_is_escaped_and_a_field_s_own_name_is_one_key() -> None:
         ("{dtype: float32, parse: time, offset: -1.7e9}", ["2023-11-14T22:13:21Z"], [1]),
     ],
 )  # fmt: skip
-def test_values_become_numbers(field: str, values: list[object], numbers: list[object]) -> None:
+def test_json_values_are_converted_to_numbers(
+    field: str, values: list[object], numbers: list[object]
+) -> None:
     assert column(field, *values) == numbers
     # A value means the same alone as beside others.
     assert [column(field, value)[0] for value in values] == numbers
@@ -144,13 +146,13 @@ def test_values_become_numbers(field: str, values: list[object], numbers: list[o
         ("{dtype: int8}", [1], "a record is an object, not a list"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_skipped_with_the_field_and_what_was_found(
+def test_unreadable_value_is_skipped_with_field_and_value_type(
     field: str, record: object, expected: str
 ) -> None:
     assert expected in reason(field, record)
 
 
-def test_a_path_that_two_fields_read_differently_is_read_for_each() -> None:
+def test_path_shared_by_fields_of_different_types_is_read_for_each() -> None:
     found = decoded(
         "{x: {dtype: float32, from: hour, scale: 0.5},"
         " y: {dtype: uint8, from: hour, one_hot: [1, 2]},"
@@ -168,7 +170,7 @@ VALUES = (
 
 
 @given(st.lists(st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES}), max_size=6))
-def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
+def test_typed_and_untyped_json_parsers_agree(
     records: list[dict[str, object]],
 ) -> None:
     fields = job(
@@ -209,19 +211,19 @@ def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
         ("{dtype: int8, form: a}", 'unknown field "records.fields.x.form" (did you mean "from"?)'),
     ],
 )
-def test_columns_that_make_no_sense_are_refused_by_path(field: str, expected: str) -> None:
+def test_invalid_column_options_are_rejected_by_path(field: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         job(f"x: {field}")
     assert expected in str(caught.value)
 
 
-def test_records_without_names_have_no_columns() -> None:
+def test_field_path_with_tensor_codec_is_rejected() -> None:
     text = job("x: {dtype: int8, from: a}").model_dump_json().replace('"json"', '"tensor"')
     with pytest.raises(UserError, match=r"fields.x.from: is for records that have names"):
         job_from_json(text)
 
 
-def test_a_field_is_written_with_the_options_that_it_has() -> None:
+def test_job_json_contains_only_the_options_of_each_field() -> None:
     plain = job("x: {dtype: int8, shape: [2], default: null}")
     assert json.loads(plain.model_dump_json())["records"]["fields"]["x"] == {
         "dtype": "int8",
@@ -241,7 +243,7 @@ NAMED = """
 @pytest.mark.parametrize(
     ("options", "count"), [({}, 5), ({"inputs": ["n"]}, 2), ({"inputs": ["p", "a"]}, 3)]
 )
-def test_built_in_tasks_join_fields_of_any_numbers(options: dict[str, Any], count: int) -> None:
+def test_built_in_task_concatenates_numeric_fields(options: dict[str, Any], count: int) -> None:
     spec = job(NAMED, name="tabular-mlp", classes=2, hidden=[4], **options)
     assert spec.task_options["features"] == count
     task = task_of(spec, ())
@@ -254,21 +256,21 @@ def test_built_in_tasks_join_fields_of_any_numbers(options: dict[str, Any], coun
     assert task.losses(outputs, records).shape == (1,)
 
 
-def test_an_input_that_no_field_is_is_refused() -> None:
+def test_task_input_without_a_field_is_rejected() -> None:
     with pytest.raises(
         UserError, match=r"task.inputs: there is no field 'b'; the records have a, p"
     ):
         job(NAMED, name="logistic-regression", classes=2, inputs=["b"])
 
 
-def test_a_time_does_not_depend_on_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsed_time_does_not_depend_on_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
     assert column("{dtype: float64, parse: time}", "2026-01-31T12:00:00") == [noon]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 0, 1]])
-def test_the_header_of_a_schema_registry_is_passed_over(order: list[int]) -> None:
+def test_json_codec_skips_the_schema_registry_header(order: list[int]) -> None:
     several = [b'\0\0\0\0\7{"x": 1}', b'{"x": 2}', b"\0\0", b'\0\0\0\0\7{"x": true}']
     found = codec_of(job("x: {dtype: int64}").records).decode([several[place] for place in order])
     assert found.records["x"].tolist() == [[1, 2, 0, 1][place] for place in order if place != 2]

@@ -12,17 +12,17 @@ from common.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["", "a\n", 'a"', "a\\b"])
-def test_a_field_whose_name_cannot_be_written_is_refused(name: str) -> None:
+def test_field_with_an_invalid_name_is_rejected(name: str) -> None:
     with pytest.raises(UserError, match="a name is"):
         Field(name, "uint8")
 
 
-def test_a_field_with_an_empty_dimension_is_refused() -> None:
+def test_field_with_a_dimension_of_zero_is_rejected() -> None:
     with pytest.raises(UserError, match="'x'"):
         Field("x", "uint8", (3, 0))
 
 
-def test_slices_of_polls_become_arrays_that_torch_takes_without_copying() -> None:
+def test_concatenate_returns_arrays_that_torch_uses_without_copying() -> None:
     # The label is not aligned inside a record of 3 + 8 bytes, and decoded columns are read-only.
     codec = make_codec("tensor", [Field("rgb", "uint8", (3,)), Field("label", "int64")])
     written: Columns = {
@@ -43,6 +43,6 @@ def test_slices_of_polls_become_arrays_that_torch_takes_without_copying() -> Non
         assert column.flags.c_contiguous
 
 
-def test_a_single_part_is_copied_too_so_that_its_poll_can_be_forgotten() -> None:
+def test_concatenate_copies_a_single_part() -> None:
     part = {"x": np.arange(3)}
     assert not np.shares_memory(concatenate([part])["x"], part["x"])

@@ -130,7 +130,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=4))
-def test_what_was_written_is_read(rows: list[dict[str, Any]]) -> None:
+def test_protobuf_messages_round_trip(rows: list[dict[str, Any]]) -> None:
     names = [f"{kind}_{what}" for kind in KINDS for what in ("one", "maybe", "many")]
     messages = [Row(**row) for row in rows]
     columns, reasons = read([ROW + each.SerializeToString() for each in messages], *names)
@@ -145,7 +145,7 @@ def test_what_was_written_is_read(rows: list[dict[str, Any]]) -> None:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3), st.integers(0, 3), st.binary(max_size=20))
-def test_broken_bytes_are_named_and_those_beside_them_are_intact(
+def test_broken_protobuf_record_is_reported_and_its_neighbours_are_intact(
     rows: list[dict[str, Any]], where: int, broken: bytes
 ) -> None:
     values = [ROW + Row(**row).SerializeToString() for row in rows]
@@ -159,7 +159,7 @@ def test_broken_bytes_are_named_and_those_beside_them_are_intact(
         assert [as_read(each) for each in column] == [as_read(each) for each in intact]
 
 
-def test_values_are_found_by_paths_through_messages() -> None:
+def test_path_finds_values_in_nested_messages() -> None:
     first = Row(inner={"x": 1.5, "xs": [1, 2]}, kind=3, at={"seconds": 7}, row={"inner": {"x": 2}})
     values = [ROW + each.SerializeToString() for each in (first, Row(inner={}, kind=4), Row())]
     paths = ("inner.x", "inner.xs", "kind", "at.seconds", "row.inner.x", "row", "nowhere.at.all")
@@ -171,7 +171,7 @@ def test_values_are_found_by_paths_through_messages() -> None:
     ]
 
 
-def test_the_numbers_before_a_record_say_which_message_it_is() -> None:
+def test_message_indexes_select_the_message_type() -> None:
     inner = Row.DESCRIPTOR.nested_types_by_name["Inner"]
     written = GetMessageClass(inner)(x=2.5).SerializeToString()
     values = [b"\x04\x02\x00" + written, b"\x00", b"\x02\x0a", b"\x01", b"\x02\x01"]
@@ -197,12 +197,12 @@ def test_the_numbers_before_a_record_say_which_message_it_is() -> None:
         (b"\xd2\x05\x01\x09", "it ends too early"),
     ],
 )
-def test_what_is_wrong_with_a_record_is_reported(data: bytes, reason: str) -> None:
+def test_malformed_protobuf_record_is_reported_with_the_reason(data: bytes, reason: str) -> None:
     _, reasons = read([ROW + data], "DOUBLE_one", "DOUBLE_many", "inner.x")
     assert reasons == {0: reason}
 
 
-def test_messages_that_never_end_are_refused() -> None:
+def test_message_nested_deeper_than_the_limit_is_rejected() -> None:
     data = b""
     for _ in range(70):
         data = b"\xea\x05" + bytes([len(data) & 127 | 128, len(data) >> 7]) + data
@@ -224,6 +224,6 @@ def test_messages_that_never_end_are_refused() -> None:
         ),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(text: str, expected: str) -> None:
+def test_invalid_protobuf_schema_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         ProtobufReader(text)

@@ -33,7 +33,7 @@ def write_idx(folder: Path, images: bytes, labels: bytes) -> Path:
     return path
 
 
-def test_idx_images_come_with_their_labels(tmp_path: Path) -> None:
+def test_idx_reader_returns_images_and_labels(tmp_path: Path) -> None:
     records = read_records(write_idx(tmp_path, idx(IMAGES), idx(np.array([7, 9]))))
     np.testing.assert_array_equal(records["image"], IMAGES[:, np.newaxis])
     assert records["label"].tolist() == [7, 9]
@@ -51,7 +51,7 @@ def test_idx_images_come_with_their_labels(tmp_path: Path) -> None:
         (idx(IMAGES), idx(IMAGES), "labels (n,), found (2, 3, 4) and (2, 3, 4)"),
     ],
 )
-def test_idx_that_is_not_whole_is_refused(
+def test_incomplete_or_invalid_idx_file_is_rejected(
     tmp_path: Path, images: bytes, labels: bytes, found: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -59,7 +59,7 @@ def test_idx_that_is_not_whole_is_refused(
     assert found in str(caught.value)
 
 
-def test_cifar10_is_a_label_and_three_planes(tmp_path: Path) -> None:
+def test_cifar10_reader_returns_labels_and_images(tmp_path: Path) -> None:
     planes = np.random.default_rng(0).integers(0, 256, (2, 3, 32, 32), np.uint8)
     path = tmp_path / "some.bin.xz"
     path.write_bytes(lzma.compress(b"".join(bytes([n]) + planes[n].tobytes() for n in (0, 1))))
@@ -72,7 +72,7 @@ def test_cifar10_is_a_label_and_three_planes(tmp_path: Path) -> None:
     ("data", "found"),
     [(b"123", "3 bytes are not records of 3073 bytes"), (b"\xff" * 3073, "found 255")],
 )
-def test_cifar10_that_is_none_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
+def test_invalid_cifar10_file_is_rejected(tmp_path: Path, data: bytes, found: str) -> None:
     path = tmp_path / "some.bin"
     path.write_bytes(data)
     with pytest.raises(UserError) as caught:
@@ -80,7 +80,7 @@ def test_cifar10_that_is_none_is_refused(tmp_path: Path, data: bytes, found: str
     assert found in str(caught.value)
 
 
-def test_documents_are_words_and_how_often_each_comes(tmp_path: Path) -> None:
+def test_document_reader_returns_word_indices_and_counts(tmp_path: Path) -> None:
     path = tmp_path / "some.dat.gz"
     path.write_bytes(gzip.compress(b"2 7:1 3:4\n1 9:2\n0\n"))
     records = read_records(path)
@@ -92,14 +92,14 @@ def test_documents_are_words_and_how_often_each_comes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"2 7:1", b"1 7", b"1 7:x", b"1 7:-1", b"x", b"1 7:1:1", b"1 99999999999:1"]
 )
-def test_what_is_no_document_is_refused_by_its_line(tmp_path: Path, line: bytes) -> None:
+def test_invalid_document_is_rejected_with_its_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "some.dat"
     path.write_bytes(b"1 1:1\n" + line)
     with pytest.raises(UserError, match="line 2 is not `words number:count"):
         read_records(path)
 
 
-def test_a_numpy_archive_is_its_arrays(tmp_path: Path) -> None:
+def test_numpy_archive_reader_returns_its_arrays(tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
     np.savez(path, a=np.arange(3), b=np.ones((3, 2)))
     assert {name: array.shape for name, array in read_records(path).items()} == {
@@ -108,7 +108,7 @@ def test_a_numpy_archive_is_its_arrays(tmp_path: Path) -> None:
     }
 
 
-def test_an_archive_of_objects_is_refused_and_never_unpickled(tmp_path: Path) -> None:
+def test_numpy_archive_of_objects_is_rejected_without_unpickling(tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
     np.savez(path, a=np.array([{}], dtype=object))
     with pytest.raises(UserError, match="is not a numpy archive of plain arrays"):
@@ -116,12 +116,12 @@ def test_an_archive_of_objects_is_refused_and_never_unpickled(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["gone.csv", "gone.npz", "gone-images-idx3-ubyte.gz"])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+def test_missing_file_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"there is no such file"):
         read_records(tmp_path / name)
 
 
-def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path: Path) -> None:
+def test_file_with_a_wrong_compression_suffix_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(b"a,b\n")
     (tmp_path / "a.csv.xz").write_bytes(b"a,b\n")
     for name in ("a.csv.gz", "a.csv.xz"):
@@ -129,6 +129,6 @@ def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path: Pat
             read_records(tmp_path / name)
 
 
-def test_name_without_a_reader_gets_the_names_that_are_offered(tmp_path: Path) -> None:
+def test_unknown_file_type_is_rejected_with_the_supported_names(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="built-in set `digits`"):
         read_records(tmp_path / "some.parquet")

@@ -15,19 +15,19 @@ from common.data.warp import Strength, warp
 
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 3), st.integers(0, 9))
-def test_each_pass_gives_every_record_once(n: int, size: int, passes: int, seed: int) -> None:
+def test_each_pass_yields_every_record_once(n: int, size: int, passes: int, seed: int) -> None:
     rows = np.arange(n)
     stream = batches({"row": rows}, size, np.random.default_rng(seed), passes=passes)
     given_rows = np.concatenate([batch["row"] for batch in stream]).reshape(passes, n)
     assert all(sorted(one_pass) == rows.tolist() for one_pass in given_rows)
 
 
-def test_the_order_of_the_set_can_be_kept() -> None:
+def test_unshuffled_batches_keep_the_order_of_the_data_set() -> None:
     stream = batches({"row": np.arange(5)}, 2, np.random.default_rng(0), passes=1, shuffled=False)
     assert [batch["row"].tolist() for batch in stream] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_stream_has_no_end_and_the_seed_says_what_is_in_it() -> None:
+def test_endless_batches_are_reproducible_by_seed() -> None:
     digits = load_digits().train
     first, again = (
         list(islice(batches(digits, 100, np.random.default_rng(5), warped=True), 40))
@@ -38,7 +38,7 @@ def test_a_stream_has_no_end_and_the_seed_says_what_is_in_it() -> None:
         np.testing.assert_array_equal(one["label"], other["label"])
 
 
-def test_the_digits_are_split_the_same_way_in_every_run() -> None:
+def test_digits_are_split_the_same_way_in_every_run() -> None:
     split = load_digits()
     assert (count(split.train), count(split.held_out)) == (1438, 359)
     assert split.train["image"].shape == (1438, 1, 8, 8)
@@ -49,7 +49,7 @@ def test_the_digits_are_split_the_same_way_in_every_run() -> None:
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9))
-def test_no_strength_leaves_images_of_any_shape_as_they_are(
+def test_warp_of_zero_strength_leaves_images_unchanged(
     n: int, channels: int, height: int, width: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_no_strength_leaves_images_of_any_shape_as_they_are(
     np.testing.assert_array_equal(warp(images, rng, Strength(0, 0, 0, 0, 0)), images)
 
 
-def test_a_warp_moves_each_image_in_its_own_way_and_all_channels_alike() -> None:
+def test_warp_differs_per_image_and_is_the_same_for_all_channels() -> None:
     digit = load_digits().train["image"][:1]
     images = np.repeat(np.repeat(digit, 50, axis=0), 3, axis=1)
     warped = warp(images, np.random.default_rng(0))
@@ -65,14 +65,14 @@ def test_a_warp_moves_each_image_in_its_own_way_and_all_channels_alike() -> None
     np.testing.assert_array_equal(warped[:, 0], warped[:, 2])
 
 
-def test_a_warp_does_not_change_what_it_was_given() -> None:
+def test_warp_does_not_modify_its_input() -> None:
     images = load_digits().train["image"][:10]
     before = images.copy()
     warp(images, np.random.default_rng(0))
     np.testing.assert_array_equal(images, before)
 
 
-def test_a_plain_shift_of_one_pixel_is_exact() -> None:
+def test_warp_by_a_plain_shift_is_exact() -> None:
     # The only warp of these bounds that is drawn is a shift; both signs occur among many images.
     images = np.zeros((200, 1, 5, 5), np.uint8)
     images[:, :, 2, 2] = 200

@@ -71,7 +71,7 @@ def decoded(fields: str, types: dict[str, Any], *rows: dict[str, Any]) -> Decode
     return codec(fields, schema).decode([framed(1, schema, row) for row in rows])
 
 
-def test_each_record_is_read_by_its_own_schema_and_their_order_stays() -> None:
+def test_records_are_decoded_in_order_each_by_its_own_schema() -> None:
     made = codec(FIELDS, schema_of(FIRST), schema_of(LATER))
     old = {"x": 1.5, "n": 3, "label": True, "image": b"\1\2"}
     new = {"n": 4, "label": False, "new": "!", "image": b"\3\4"}
@@ -98,7 +98,7 @@ def test_each_record_is_read_by_its_own_schema_and_their_order_stays() -> None:
     ]
 
 
-def test_the_same_columns_are_read_of_avro_as_of_json() -> None:
+def test_avro_and_json_decode_to_the_same_columns() -> None:
     inner = {"amount": ["null", "float"], "age": "int", "country": "string", "is_fraud": "boolean"}
     after = {"type": "record", "name": "After", "fields": schema_of(inner)["fields"]}
     payload = {"type": "record", "name": "P", "fields": [{"name": "after", "type": after}]}
@@ -135,7 +135,7 @@ def test_the_same_columns_are_read_of_avro_as_of_json() -> None:
         ),
     ],
 )
-def test_a_field_that_is_missing_or_of_another_type_is_named(
+def test_missing_or_mistyped_field_is_skipped_with_its_name(
     field: str, type_: object, value: object, reason: str
 ) -> None:
     found = decoded(f"x: {field}", {"x": type_}, {"x": value})
@@ -161,7 +161,7 @@ def test_a_field_that_is_missing_or_of_another_type_is_named(
         ),
     ],
 )
-def test_values_become_numbers(
+def test_avro_values_are_converted_to_numbers(
     field: str, type_: object, values: list[object], numbers: list[object]
 ) -> None:
     found = decoded(f"x: {field}", {"x": type_}, *({"x": value} for value in values))
@@ -176,7 +176,7 @@ def test_values_become_numbers(
         (Schema("JSON", "{}"), "schema 7 is JSON, not AVRO"),
     ],
 )
-def test_records_of_a_schema_that_cannot_be_used_are_skipped(schema: Schema, reason: str) -> None:
+def test_records_with_an_unusable_schema_are_skipped(schema: Schema, reason: str) -> None:
     made = codec("x: {dtype: int8}")
     made.learn(7, schema)
     assert made.decode([b"\0\0\0\0\7\2"]).skipped == [(0, reason)]
@@ -185,7 +185,7 @@ def test_records_of_a_schema_that_cannot_be_used_are_skipped(schema: Schema, rea
 
 @pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
 @pytest.mark.parametrize("bad", [b"", b"\1\2\3"])
-def test_image_of_another_length_in_a_poll_of_100_skips_one_record(
+def test_image_of_wrong_length_in_a_poll_of_100_skips_one_record(
     kind: SchemaKind, bad: bytes
 ) -> None:
     images = [bytes([at, 1, 2, 3]) for at in range(99)]
@@ -209,7 +209,7 @@ def test_image_of_another_length_in_a_poll_of_100_skips_one_record(
     assert found.records["image"].tobytes() == b"".join(images[:40] + images[41:])
 
 
-def test_booleans_of_an_array_are_checked_beside_arrays_of_any_length() -> None:
+def test_invalid_boolean_in_an_array_is_skipped_beside_longer_arrays() -> None:
     array = {"type": "array", "items": "boolean"}
     schema = schema_of({"x": array})
     made = codec("x: {dtype: bool, shape: [2]}", schema)
@@ -223,7 +223,7 @@ def test_booleans_of_an_array_are_checked_beside_arrays_of_any_length() -> None:
         assert found.skipped[0] == (1, "schema 1: a boolean in it is neither 0 nor 1")
 
 
-def test_decimal_beyond_float64_skips_its_record() -> None:
+def test_record_with_a_decimal_beyond_float64_is_skipped() -> None:
     schema = schema_of({"x": {"type": "bytes", "logicalType": "decimal", "precision": 4}})
     made = codec("x: {dtype: float64}", schema)
 
@@ -233,7 +233,7 @@ def test_decimal_beyond_float64_skips_its_record() -> None:
     assert found.records["x"].tolist() == [7]
 
 
-def test_objects_have_lists_for_bytes_of_any_length() -> None:
+def test_objects_represent_bytes_as_lists() -> None:
     schema = schema_of({"image": "bytes"})
     made = codec("image: {dtype: uint8, shape: [2]}", schema)
 

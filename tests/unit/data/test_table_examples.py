@@ -112,7 +112,7 @@ def _one_thread() -> Any:  # noqa: ANN401 -- a generator
     torch.set_num_threads(before)
 
 
-def test_prices_are_columns_of_numbers() -> None:
+def test_prices_example_is_as_accurate_as_scikit_learn() -> None:
     found = learned("prices", 10_000)
     labels, features = found.records["label"], found.records["features"]
     best = max(
@@ -127,7 +127,7 @@ def test_prices_are_columns_of_numbers() -> None:
     assert best < accuracy + BETTER
 
 
-def test_connections_are_numbers_and_symbols() -> None:
+def test_connections_example_is_as_accurate_as_scikit_learn() -> None:
     found = learned("connections", 8_000)
     labels = found.records["label"]
     columns = [
@@ -140,7 +140,7 @@ def test_connections_are_numbers_and_symbols() -> None:
     assert best < accuracy + BETTER
 
 
-def test_connections_are_the_same_as_avro_and_protobuf() -> None:
+def test_connections_decode_equally_from_json_avro_and_protobuf() -> None:
     """The job files differ only in the codec, so the models must be equal."""
     rows = [
         json.loads(row)
@@ -173,7 +173,7 @@ def test_connections_are_the_same_as_avro_and_protobuf() -> None:
             np.testing.assert_array_equal(decoded.records[name], column, strict=True)
 
 
-def test_clicks_are_hashed() -> None:
+def test_clicks_example_with_hashing_is_as_accurate_as_scikit_learn() -> None:
     found = learned("clicks", 1_400, ["Id"], ["C*"])
     labels, later = found.records["label"], slice(400, None)
     cells = [json.loads(row) for row in found.rows]

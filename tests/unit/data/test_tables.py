@@ -18,7 +18,7 @@ TABLE = b"size,colour,,kind\n1,red,0,0\n2.5,blue,,1\n,red,7,0\n"
 NUMBERS = b"size,price,,kind\n1,3,0,2\n2.5,,,1\n,4,7,2\n"
 
 
-def test_numbers_stay_and_the_last_column_is_the_label() -> None:
+def test_table_keeps_numbers_and_uses_the_last_column_as_label() -> None:
     records = table_records(NUMBERS, "t", label=None, leave_out=())
     expected = [[1.0, 3, 0], [2.5, 0, 0], [0, 4, 7]]
     np.testing.assert_array_equal(records["features"], np.array(expected, np.float32))
@@ -26,13 +26,13 @@ def test_numbers_stay_and_the_last_column_is_the_label() -> None:
     assert records["label"].tolist() == [2, 1, 2]
 
 
-def test_without_a_header_columns_are_chosen_by_index() -> None:
+def test_table_without_header_selects_columns_by_index() -> None:
     records = table_records(b"1,5,1\n0,6,2\n", "t", label="0", leave_out=["-1"])
     assert records["features"].tolist() == [[5.0], [6.0]]
     assert records["label"].tolist() == [1, 0]
 
 
-def test_rows_are_objects_each_cell_read_by_itself() -> None:
+def test_row_records_parse_each_cell_on_its_own() -> None:
     table = b'id,code,n,note\n7,007,-1.50e3,"a ""b"""\n8,,1e,\n'
     rows = row_records(table, "t", ["id"])["row"].tolist()
     first, second = map(msgspec.json.decode, rows)
@@ -42,7 +42,7 @@ def test_rows_are_objects_each_cell_read_by_itself() -> None:
     assert texts == [b'{"C1":"12","C2":"34e5","n":5}']
 
 
-def test_whole_numbers_are_labels_as_they_stand() -> None:
+def test_integer_labels_are_kept() -> None:
     records = table_records(b"1,5\n2,3\n", "t", label=None, leave_out=())
     assert records["label"].tolist() == [5, 3]
 
@@ -65,13 +65,15 @@ def test_whole_numbers_are_labels_as_they_stand() -> None:
         (b"x,y\n1,s\n", None, "t: label column 'y': holds symbols: `--rows` sends them as they"),
     ],
 )
-def test_what_is_no_such_table_is_refused(data: bytes, label: str | None, found: str) -> None:
+def test_invalid_table_is_rejected_with_row_and_column(
+    data: bytes, label: str | None, found: str
+) -> None:
     with pytest.raises(UserError) as caught:
         table_records(data, "t", label=label, leave_out=())
     assert str(caught.value).startswith(found)
 
 
-def test_the_hash_is_the_same_for_ever() -> None:
+def test_bucket_of_and_damped_return_fixed_values() -> None:
     assert [bucket_of("C1", "68fd1e64", 10**5), bucket_of("I1", None, 10**5)] == [80363, 63369]
     assert damped(np.array([-1.0, 0.0, 1e6])).tolist() == pytest.approx(
         [-np.log(2), 0, np.log(1 + 1e6)]

@@ -51,12 +51,12 @@ each = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 
 
 @each
-def test_every_metric_and_label_of_an_alert_is_declared(alert: _Alert) -> None:
+def test_alert_uses_only_declared_metrics_and_labels(alert: _Alert) -> None:
     assert faults(alert.expr) == []
 
 
 @each
-def test_an_alert_says_how_bad_it_is_what_is_so_and_where_it_is_written_what_to_do(
+def test_alert_has_severity_wait_summary_description_and_runbook(
     alert: _Alert,
 ) -> None:
     assert alert.labels["severity"] in SEVERITIES
@@ -66,13 +66,13 @@ def test_an_alert_says_how_bad_it_is_what_is_so_and_where_it_is_written_what_to_
     assert alert.annotations.runbook_url == f"docs/howto/alerts.md#{alert.name.lower()}"
 
 
-def test_the_guide_has_a_section_for_every_alert_and_for_no_other() -> None:
+def test_alerts_guide_has_a_section_for_each_alert() -> None:
     guide = (ROOT / "docs/howto/alerts.md").read_text()
     sections = re.findall(r"^## (Doll\w+)\n\n\*\*Means\*\*", guide, re.MULTILINE)
     assert sections == [alert.name for alert in ALERTS]
 
 
-def test_a_dashboard_speaks_of_alerts_that_there_are() -> None:
+def test_dashboards_name_only_existing_alerts() -> None:
     names = {alert.name for alert in ALERTS}
     texts = "".join(path.read_text() for path in (ROOT / "deploy/grafana").rglob("*.json"))
     spoken = set(re.findall(r"\bDoll[A-Z]\w+", texts))
@@ -80,11 +80,11 @@ def test_a_dashboard_speaks_of_alerts_that_there_are() -> None:
     assert spoken <= names
 
 
-def test_prometheus_reads_the_rules() -> None:
+def test_prometheus_accepts_the_alert_rules() -> None:
     assert promtool("check", "rules", "alerts.yml", folder=FOLDER) == ""
 
 
-def test_it_is_tried_when_each_alert_fires() -> None:
+def test_each_alert_has_a_test() -> None:
     tests = (FOLDER / "alerts_test.yml").read_text()
     untried = [alert.name for alert in ALERTS if f'alertname="{alert.name}"' not in tests]
     assert untried == []
@@ -92,5 +92,5 @@ def test_it_is_tried_when_each_alert_fires() -> None:
 
 # Prometheus needs seconds for it.
 @once_changed("deploy/prometheus/", "tests/unit/deploy/test_alerts.py")
-def test_every_alert_fires_when_it_should_and_not_before() -> None:
+def test_alerts_fire_when_expected_and_not_before() -> None:
     assert promtool("test", "rules", "alerts_test.yml", folder=FOLDER) == ""

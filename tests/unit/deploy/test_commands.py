@@ -18,7 +18,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[-1])
-def test_a_command_says_what_it_is_for_with_an_example(command: tuple[str, ...]) -> None:
+def test_command_help_explains_its_purpose_with_an_example(command: tuple[str, ...]) -> None:
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -41,14 +41,14 @@ def seconds(text: str) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_image_has_a_version(name: str) -> None:
+def test_image_has_a_complete_version(name: str) -> None:
     image, _, tag = SERVICES[name]["image"].rpartition(":")
     assert image
     assert re.search(r"\d+\.\d+\.\d+", tag), f"{image}:{tag}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
+def test_service_is_hardened_limited_and_restarted(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -69,13 +69,13 @@ def test_service_reports_its_health_and_has_time_to_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_port_is_published_to_this_machine_alone(name: str) -> None:
+def test_ports_are_published_to_this_machine_only(name: str) -> None:
     for port in SERVICES[name].get("ports", ()):
         assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whatever_is_mounted_is_in_the_repository_and_cannot_be_written(name: str) -> None:
+def test_mounts_are_tracked_in_git_and_read_only(name: str) -> None:
     for bind in compose.binds(SERVICES[name]):
         assert bind.read_only
         relative = bind.source.relative_to(ROOT).as_posix()
@@ -96,7 +96,7 @@ def tracked(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_secret_is_a_file_that_is_declared_given_and_used(name: str) -> None:
+def test_secrets_are_declared_files_that_are_mounted_and_used(name: str) -> None:
     environment = compose.environment_of(SERVICES[name])
     given = set(SERVICES[name].get("secrets", ()))
     used = {each.removeprefix(SECRETS) for each in environment.values() if SECRETS in each}
@@ -108,7 +108,7 @@ def test_a_secret_is_a_file_that_is_declared_given_and_used(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_waited_for_can_come_true(name: str) -> None:
+def test_service_dependencies_can_be_met(name: str) -> None:
     for other, condition in compose.dependencies(SERVICES[name]).items():
         assert condition == (
             "service_completed_successfully" if other in ONCE else "service_healthy"
@@ -116,13 +116,13 @@ def test_what_is_waited_for_can_come_true(name: str) -> None:
         assert "profiles" not in SERVICES[other]
 
 
-def test_nobody_waits_for_himself() -> None:
+def test_service_dependencies_have_no_cycle() -> None:
     graph = {name: compose.dependencies(service) for name, service in SERVICES.items()}
     order = list(TopologicalSorter(graph).static_order())
     assert order.index("s3-bucket") < order.index("s3") < order.index("coordinator")
 
 
-def test_networks_are_declared_and_the_inner_one_reaches_nobody_outside() -> None:
+def test_networks_are_declared_and_the_back_network_is_internal() -> None:
     declared = compose.composed()["networks"]
     assert declared["back"] == {"internal": True}
     published = {name for name in NAMES if SERVICES[name].get("ports")}
@@ -133,7 +133,7 @@ def test_networks_are_declared_and_the_inner_one_reaches_nobody_outside() -> Non
     assert "front" not in {*SERVICES["redis"]["networks"], *SERVICES["s3"]["networks"]}
 
 
-def test_no_two_services_publish_the_same_port() -> None:
+def test_published_ports_are_unique() -> None:
     ports = Counter(p.split(":")[1] for s in SERVICES.values() for p in s.get("ports", ()))
     assert set(ports.values()) == {1}
 
@@ -142,7 +142,7 @@ def test_no_two_services_publish_the_same_port() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_variable_of_ours_is_a_setting(name: str) -> None:
+def test_doll_variables_are_settings(name: str) -> None:
     for variable in compose.environment_of(SERVICES[name]):
         if variable.startswith("DOLL_"):
             setting = variable.removeprefix("DOLL_").removesuffix("_FILE").lower()
@@ -150,7 +150,7 @@ def test_a_variable_of_ours_is_a_setting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
+def test_doll_service_runs_one_command_without_root(name: str) -> None:
     service = SERVICES[name]
     assert service["user"] == "10001:10001"
     job = ["digits"] if name == "serve" else []
@@ -165,7 +165,7 @@ def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_image_of_a_service_is_built_with_what_it_needs(name: str) -> None:
+def test_image_of_a_service_contains_its_extra(name: str) -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     target = SERVICES[name]["build"]["target"]
     stage = dockerfile.split(f"AS {target}-packages\n")[1].split("\nFROM ")[0]
@@ -175,24 +175,23 @@ def test_the_image_of_a_service_is_built_with_what_it_needs(name: str) -> None:
     assert set(SERVICES[name]["build"].get("args", ())) <= set(re.findall(r"ARG (\w+)", dockerfile))
 
 
-def test_a_provisioner_that_rents_processes_can_run_workers() -> None:
+def test_provisioner_image_can_run_workers_for_a_process_fleet() -> None:
     [market] = {bind.source for bind in compose.binds(SERVICES["provisioner"])}
     fleet = yaml.safe_load(market.read_text())["fleet"]
     assert fleet == "process"
     assert SERVICES["provisioner"]["build"] == SERVICES["worker"]["build"]
-    assert {bind.source for bind in compose.binds(SERVICES["admin"])} == {
-        market
-    }  # tells its prices
+    # The admin service reports the prices of the market.
+    assert {bind.source for bind in compose.binds(SERVICES["admin"])} == {market}
 
 
 @pytest.mark.parametrize("name", ["coordinator", "worker", "worker-gpu"])
-def test_what_is_scaled_publishes_nothing_and_has_no_volume(name: str) -> None:
+def test_scaled_services_publish_no_ports_and_have_no_volumes(name: str) -> None:
     assert "ports" not in SERVICES[name]
     assert "volumes" not in SERVICES[name]
     assert int(SERVICES[name]["deploy"]["replicas"]) >= 1
 
 
-def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
+def test_gpu_worker_needs_a_profile_and_reserves_a_device() -> None:
     assert {name for name in NAMES if "profiles" in SERVICES[name]} == {"serve", "worker-gpu"}
     worker = SERVICES["worker-gpu"]
     assert worker["profiles"] == ["gpu"]
@@ -201,12 +200,12 @@ def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
     assert compose.environment_of(worker)["DOLL_DEVICE"] == "cuda"
 
 
-def test_only_who_reads_checkpoints_gets_the_key_of_storage() -> None:
+def test_only_services_that_read_checkpoints_get_the_storage_key() -> None:
     holders = {name for name in NAMES if "s3_credentials" in SERVICES[name].get("secrets", ())}
     assert holders == {"s3", "admin", "coordinator", "evaluator", "serve"}
 
 
-def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests() -> None:
+def test_image_tags_match_the_product_version_and_the_tested_kafka() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     ours = {SERVICES[name]["image"].rpartition(":")[2] for name in OURS}
     assert ours == {version, f"{version}-cuda"}
@@ -219,7 +218,7 @@ def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests(
 # --- the file ------------------------------------------------------------------------------------
 
 
-def test_the_file_has_no_key_that_one_of_its_readers_does_not_know() -> None:
+def test_compose_file_uses_only_keys_known_to_all_its_readers() -> None:
     whole = compose.composed()
     assert "name" not in whole
     assert not FORBIDDEN & {name for _, name in compose.keys(whole)}
@@ -229,11 +228,11 @@ def test_the_file_has_no_key_that_one_of_its_readers_does_not_know() -> None:
     }
 
 
-def test_the_example_of_the_environment_has_every_variable_with_its_default() -> None:
+def test_env_example_has_every_variable_with_its_default() -> None:
     assert compose.example() == compose.defaults()
 
 
-def test_what_the_environment_says_is_in_the_file() -> None:
+def test_environment_variables_override_defaults() -> None:
     changed = compose.services({"STACK_WORKERS": "5", "STACK_API_PORT": "18080"})
     assert changed["worker"]["deploy"]["replicas"] == "5"
     assert changed["admin"]["ports"] == ["127.0.0.1:18080:8080"]
@@ -244,7 +243,7 @@ def test_what_the_environment_says_is_in_the_file() -> None:
 # --- monitoring ----------------------------------------------------------------------------------
 
 
-def test_prometheus_scrapes_all_of_ours_wherever_their_containers_are() -> None:
+def test_prometheus_scrapes_every_doll_service() -> None:
     scraped = dict[str, str]()
     for each in PROMETHEUS["scrape_configs"]:
         for discovered in each.get("dns_sd_configs", ()):
@@ -258,7 +257,7 @@ def test_prometheus_scrapes_all_of_ours_wherever_their_containers_are() -> None:
     assert all(shared & set(SERVICES[name]["networks"]) for name in OURS)
 
 
-def test_prometheus_takes_its_configuration_and_finds_its_rules() -> None:
+def test_prometheus_accepts_its_configuration_and_finds_its_rules() -> None:
     assert PROMETHEUS["rule_files"] == ["alerts.yml"]
     folder = ROOT / "deploy/prometheus"
     assert (folder / "alerts.yml").is_file()
@@ -271,21 +270,20 @@ def provisioned(path: str) -> Part:
     return found
 
 
-def test_grafana_asks_this_prometheus() -> None:
+def test_grafana_queries_this_prometheus() -> None:
     [source] = provisioned("datasources/prometheus.yml")["datasources"]
     host, _, port = source["url"].removeprefix("http://").partition(":")
     assert SERVICES[host]["ports"][0].endswith(f":{port}")
     assert set(SERVICES[host]["networks"]) & set(SERVICES["grafana"]["networks"])
 
 
-def test_grafana_fetches_nothing_and_lets_nobody_in_without_the_password() -> None:
+def test_grafana_downloads_nothing_and_requires_a_password() -> None:
     environment = compose.environment_of(SERVICES["grafana"])
     assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
     assert environment["GF_PLUGINS_PREINSTALL_AUTO_UPDATE"] == "false"
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"].startswith(SECRETS)
-    assert not [
-        name for name in environment if name.startswith("GF_AUTH_")
-    ]  # no anonymous, as it comes
+    # Anonymous access stays off, which is the default.
+    assert not [name for name in environment if name.startswith("GF_AUTH_")]
 
 
 def test_grafana_finds_the_dashboards() -> None:

@@ -50,14 +50,14 @@ def said(*command: str) -> str:
     [(), ("--env-file", str(EXAMPLE)), ("--profile", "gpu"), ("--profile", "serve")],
     ids=["as it is", "with the example of .env", "with GPUs", "with a model server"],
 )
-def test_docker_compose_reads_the_file(program: str, options: tuple[str, ...]) -> None:
+def test_docker_compose_accepts_the_file(program: str, options: tuple[str, ...]) -> None:
     read: dict[str, Any] = yaml.safe_load(said(program, *options, "config"))
     assert set(read["services"]) == set(services())
     assert read["services"]["worker"]["deploy"]["replicas"] == 2
     assert read["services"]["admin"]["ports"] == ["127.0.0.1:8080:8080/tcp"]
 
 
-def test_our_own_reader_of_the_file_reads_what_docker_compose_does(program: str) -> None:
+def test_compose_reader_of_the_tests_matches_docker_compose(program: str) -> None:
     read: dict[str, Any] = yaml.safe_load(said(program, "--profile", "gpu", "config"))
     for name, service in services().items():
         theirs = read["services"][name]
@@ -66,7 +66,7 @@ def test_our_own_reader_of_the_file_reads_what_docker_compose_does(program: str)
         assert theirs.get("environment", {}) == service.get("environment", {})
 
 
-def test_the_schema_of_docker_compose_takes_the_file(program: str) -> None:
+def test_compose_schema_accepts_the_file(program: str) -> None:
     interpreter = Path(program).read_text().splitlines()[0].removeprefix("#!").split()
     folder = Path(said(*interpreter, "-c", SCHEMA).strip())
     schema: dict[str, Any] = json.loads((folder / "compose_spec.json").read_text())

@@ -37,13 +37,13 @@ def make_secrets(folder: Path) -> dict[str, str]:
     return found
 
 
-def test_every_secret_of_the_file_is_made_and_no_other(tmp_path: Path) -> None:
+def test_make_secrets_creates_exactly_the_declared_secrets(tmp_path: Path) -> None:
     made = make_secrets(tmp_path / "secrets")
     asked = compose.composed()["secrets"]
     assert asked == {name: {"file": f"./deploy/compose/secrets/{name}"} for name in made}
 
 
-def test_only_the_owner_finds_secrets_but_every_user_of_a_container_reads_them(
+def test_make_secrets_protects_the_folder_and_makes_files_readable(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "secrets"
@@ -52,7 +52,7 @@ def test_only_the_owner_finds_secrets_but_every_user_of_a_container_reads_them(
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o444}
 
 
-def test_secrets_that_are_there_stay(tmp_path: Path) -> None:
+def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     first = make_secrets(tmp_path)
     (tmp_path / "grafana_password").unlink()
     again = make_secrets(tmp_path)
@@ -60,7 +60,7 @@ def test_secrets_that_are_there_stay(tmp_path: Path) -> None:
     assert {**again, "grafana_password": ""} == {**first, "grafana_password": ""}
 
 
-def test_a_folder_in_place_of_a_secret_is_reported_and_nothing_is_made(tmp_path: Path) -> None:
+def test_make_secrets_reports_a_folder_in_place_of_a_secret(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     (folder / "s3_credentials").mkdir(parents=True)
     done = run(str(SCRIPTS / "make-secrets"), str(folder))
@@ -69,7 +69,7 @@ def test_a_folder_in_place_of_a_secret_is_reported_and_nothing_is_made(tmp_path:
     assert [path.name for path in folder.iterdir()] == ["s3_credentials"]
 
 
-def test_secrets_are_long_and_nobody_elses(tmp_path: Path) -> None:
+def test_make_secrets_creates_long_unique_secrets(tmp_path: Path) -> None:
     one, other = make_secrets(tmp_path / "one"), make_secrets(tmp_path / "other")
     for name, content in one.items():
         assert content != other[name]
@@ -81,12 +81,12 @@ def test_secrets_are_long_and_nobody_elses(tmp_path: Path) -> None:
     assert len(keys["default"]["aws_secret_access_key"]) == 40
 
 
-def test_git_does_not_take_secrets_nor_what_differs_between_machines() -> None:
+def test_git_ignores_secrets_and_env_files() -> None:
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert {"/.env", "/deploy/compose/secrets/"} <= set(ignored)
 
 
-def test_the_s3_server_gets_the_key_that_clients_read(tmp_path: Path) -> None:
+def test_s3_server_gets_the_key_that_clients_read(tmp_path: Path) -> None:
     secrets = make_secrets(tmp_path / "secrets")
     program = tmp_path / "versitygw"
     program.write_text('#!/bin/sh\necho "$ROOT_ACCESS_KEY" "$ROOT_SECRET_KEY" "$@"\n')
@@ -103,7 +103,7 @@ def test_the_s3_server_gets_the_key_that_clients_read(tmp_path: Path) -> None:
     assert arguments[-2:] == ["posix", "/data"]
 
 
-def test_a_server_does_not_start_without_its_secret(tmp_path: Path) -> None:
+def test_server_does_not_start_without_its_secret(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     for script, variable in (("s3.sh", "S3_CREDENTIALS_FILE"), ("redis.sh", "REDIS_PASSWORD_FILE")):
@@ -112,7 +112,7 @@ def test_a_server_does_not_start_without_its_secret(tmp_path: Path) -> None:
         assert "run make secrets" in done.stderr
 
 
-def test_the_bucket_is_made_once_and_is_the_servers(tmp_path: Path) -> None:
+def test_bucket_is_created_once_and_owned_by_the_server(tmp_path: Path) -> None:
     own = f"{os.getuid()}:{os.getgid()}"
     for _ in range(2):
         done = run(

@@ -22,22 +22,22 @@ EXPRESSIONS = [
 by_name = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.name)
 
 
-def test_the_files_are_as_the_command_writes_them() -> None:
+def test_dashboard_files_are_up_to_date() -> None:
     texts = {path: path.read_text() for path in FOLDER.glob("*.json")}
     assert texts == written(), "python -m deploy.grafana"
 
 
-def test_there_are_three_and_each_has_an_id_of_its_own() -> None:
+def test_dashboards_have_unique_ids() -> None:
     ids = {path: json.loads(path.read_text())["uid"] for path in FOLDER.glob("*.json")}
     assert sorted(ids.values()) == ["doll-cost", "doll-learning", "doll-pipeline"]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_metric_and_label_of_a_query_is_declared(expression: str) -> None:
+def test_query_uses_only_declared_metrics_and_labels(expression: str) -> None:
     assert faults(expression) == []
 
 
-def test_prometheus_reads_every_query(tmp_path: Path) -> None:
+def test_prometheus_accepts_every_query(tmp_path: Path) -> None:
     rules = [
         {"record": f"doll:{number}", "expr": filled(expression, "digits", 60)}
         for number, expression in enumerate(EXPRESSIONS)
@@ -48,7 +48,7 @@ def test_prometheus_reads_every_query(tmp_path: Path) -> None:
 
 
 @by_name
-def test_every_panel_says_what_it_shows_in_which_unit_and_from_where(dashboard: Dashboard) -> None:
+def test_every_panel_has_a_description_unit_and_source(dashboard: Dashboard) -> None:
     titles = [panel.title for panel in dashboard.panels]
     assert all(titles)
     assert len(titles) == len(set(titles))
@@ -64,7 +64,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_and_from_where(dashboard: 
 
 
 @by_name
-def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboard) -> None:
+def test_every_legend_label_is_kept_by_its_query(dashboard: Dashboard) -> None:
     for panel in dashboard.panels:
         for query in panel.queries:
             shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
@@ -74,7 +74,7 @@ def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboar
 
 
 @by_name
-def test_no_panel_covers_another(dashboard: Dashboard) -> None:
+def test_panels_do_not_overlap(dashboard: Dashboard) -> None:
     taken = set[tuple[int, int]]()
     for panel, column, row in laid_out(dashboard.panels):
         cells = {
@@ -85,7 +85,7 @@ def test_no_panel_covers_another(dashboard: Dashboard) -> None:
         taken |= cells
 
 
-def test_a_person_can_choose_source_and_job_and_sees_it_soon() -> None:
+def test_dashboard_offers_source_and_job_and_refreshes_often() -> None:
     for dashboard in DASHBOARDS:
         raw = dashboard.json()
         assert raw["refresh"] == "10s"

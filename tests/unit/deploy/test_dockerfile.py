@@ -39,7 +39,7 @@ def extras(target: str) -> set[str]:
     }
 
 
-def test_every_image_that_we_begin_with_is_pinned_to_a_patch() -> None:
+def test_base_images_are_pinned_to_a_patch_version() -> None:
     begun_with = {stage.parent for stage in STAGES.values()} - STAGES.keys()
     # Compiled files of one stage run in the other.
     assert len(begun_with) == 1
@@ -47,7 +47,7 @@ def test_every_image_that_we_begin_with_is_pinned_to_a_patch() -> None:
         assert PINNED.fullmatch(image), image
 
 
-def test_packages_come_as_the_constraints_say_or_are_our_own() -> None:
+def test_packages_are_installed_under_constraints() -> None:
     for run in instructions("RUN"):
         for step in re.split(r"&&|;", run.text):
             if " install " in step:
@@ -56,7 +56,7 @@ def test_packages_come_as_the_constraints_say_or_are_our_own() -> None:
             assert "apt" not in step.split(), f"{step}: unpinned, and may bring a compiler"
 
 
-def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
+def test_copied_modules_exist_and_are_in_the_build_context() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     # Only named files are sent to the engine.
     assert "*" in lines
@@ -73,14 +73,14 @@ def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_ends_with_a_user_that_is_a_number_and_not_root(target: str) -> None:
+def test_target_ends_with_a_numeric_non_root_user(target: str) -> None:
     last = STAGES[target].instructions[-1]
     # Kubernetes sees that it is not root.
     assert last == Instruction("USER", "10001:10001")
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_says_how_it_is_started_asked_and_ended(target: str) -> None:
+def test_target_has_entrypoint_health_check_and_stop_signal(target: str) -> None:
     (health,) = of_target(target, "HEALTHCHECK")
     _, command = health.health()
     module = command[-1]
@@ -93,7 +93,7 @@ def test_a_target_says_how_it_is_started_asked_and_ended(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_settings_of_an_image_are_ones_that_we_read_and_their_ports_are_exposed(
+def test_image_settings_are_known_and_their_ports_exposed(
     target: str,
 ) -> None:
     variables = {n: v for i in of_target(target, "ENV") for n, v in i.pairs().items()}
@@ -105,13 +105,13 @@ def test_the_settings_of_an_image_are_ones_that_we_read_and_their_ports_are_expo
     assert exposed == {settings.api_port, settings.metrics_port}
 
 
-def test_nothing_in_an_image_is_a_secret() -> None:
+def test_image_contains_no_secrets() -> None:
     names = {name for i in instructions("ARG", "ENV", "LABEL") for name in i.pairs()}
     assert "DOLL_METRICS_PORT" in names
     assert not [name for name in names if SECRET.search(name)]
 
 
-def test_the_file_names_no_host_and_can_be_built_without_buildkit() -> None:
+def test_dockerfile_names_no_host_and_needs_no_buildkit() -> None:
     text = DOCKERFILE.read_text()
     # The site chooses the package index.
     assert "://" not in text
@@ -119,7 +119,7 @@ def test_the_file_names_no_host_and_can_be_built_without_buildkit() -> None:
     assert not [i for i in instructions("COPY") if i.text.startswith(("--link", "--chown"))]
 
 
-def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
+def test_image_contains_the_extras_of_its_services_and_service_no_torch() -> None:
     known: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -132,7 +132,7 @@ def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
     assert packages == []
 
 
-def test_a_change_of_our_code_installs_no_requirement_again() -> None:
+def test_code_change_does_not_reinstall_requirements() -> None:
     for target in TARGETS:
         packages = STAGES[f"{target}-packages"].instructions
         ours = next(i for i, step in enumerate(packages) if "--from=code" in step.text)
@@ -159,7 +159,7 @@ def test_a_change_of_our_code_installs_no_requirement_again() -> None:
         ("gpu", "", []),
     ],
 )
-def test_torch_comes_from_the_index_that_the_build_arguments_name(
+def test_torch_comes_from_the_index_in_the_build_arguments(
     torch: str, index: str, installed: list[str], tmp_path: Path
 ) -> None:
     (step,) = [
@@ -192,12 +192,12 @@ def test_torch_comes_from_the_index_that_the_build_arguments_name(
     ],
     ids=["ADD", "no name", "options", "ONBUILD"],
 )
-def test_what_the_reader_does_not_know_it_refuses(text: str) -> None:
+def test_dockerfile_reader_rejects_unknown_instructions(text: str) -> None:
     with pytest.raises(AssertionError):
         read(text)
 
 
-def test_continued_lines_are_one_instruction() -> None:
+def test_dockerfile_reader_joins_continued_lines() -> None:
     text = "RUN this \\\n # not that\n && \\\n   that\nENV A=1 \\\n B='2 3'\n"
     run, env = read(f"FROM a:1.0.0-slim AS one\n{text}")["one"].instructions
     assert run.text == "this && that"

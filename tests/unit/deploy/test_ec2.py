@@ -158,7 +158,7 @@ def questions(call: Call) -> Iterator[Request]:
         role = f"arn:aws:iam::{ACCOUNT}:role/{template()['IamInstanceProfile']['Name']}"
         yield Request("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
     else:
-        pytest.fail(f"nobody has said what rights {call.operation} takes")
+        pytest.fail(f"the rights that {call.operation} needs are not listed")
 
 
 def storage_question(call: Call) -> Request:
@@ -192,7 +192,7 @@ def unused(policy: Policy) -> set[tuple[int, str, str]]:
 # --- the launch template -------------------------------------------------------------------------
 
 
-def test_the_fleet_launches_machines_by_the_template(calls: list[Call]) -> None:
+def test_fleet_launches_machines_from_the_template(calls: list[Call]) -> None:
     client = use_ec2()
     (found,) = client.describe_launch_template_versions(
         LaunchTemplateName="doll-worker", Versions=["$Default"]
@@ -202,7 +202,7 @@ def test_the_fleet_launches_machines_by_the_template(calls: list[Call]) -> None:
     assert "CreateFleet" in {call.operation for call in calls}
 
 
-def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
+def test_machine_is_hardened_and_terminates_on_shutdown() -> None:
     data = template()
     assert data["MetadataOptions"]["HttpTokens"] == "required"
     assert data["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
@@ -221,12 +221,13 @@ def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
 # --- rights --------------------------------------------------------------------------------------
 
 
-def test_the_provisioner_may_do_what_it_does_and_nothing_else(calls: list[Call]) -> None:
+def test_provisioner_policy_allows_exactly_what_the_provisioner_does(calls: list[Call]) -> None:
     client = use_ec2()
     named = operations_in("spot/fleets/ec2/fleet.py", "spot/fleets/ec2/prices.py")
     adapters = {client.meta.method_to_api_mapping[name] for name in named}
     done = [call for call in calls if call.operation in adapters]
-    assert {call.operation for call in done} == adapters  # none was left out
+    # Every operation was called.
+    assert {call.operation for call in done} == adapters
     policy = read_policy(FOLDER / "provisioner-policy.json")
     for call in done:
         for question in questions(call):
@@ -251,11 +252,11 @@ def test_the_provisioner_may_do_what_it_does_and_nothing_else(calls: list[Call])
         Request("ec2:DescribeInstances", "*", {"aws:RequestedRegion": "us-east-1"}),
     ],
 )
-def test_the_provisioner_touches_no_machine_but_those_of_jobs(question: Request) -> None:
+def test_provisioner_policy_denies_machines_without_a_job(question: Request) -> None:
     assert not read_policy(FOLDER / "provisioner-policy.json").allows(question)
 
 
-def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
+def test_coordinator_policy_allows_writes_and_reader_policy_reads(
     calls: list[Call],
 ) -> None:
     boto3.client("s3").create_bucket(
@@ -271,7 +272,8 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     reads = {"GetObject", "ListObjectsV2"}
     blobs.delete("digits/a")
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
-    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    # S3Blobs calls it if a part cannot be sent.
+    calls.append(Call("AbortMultipartUpload", key))
     assert {call.operation for call in calls} == set(S3_ACTIONS)
     # `upload_fileobj` consists of several operations.
     named = operations_in("storage/s3.py") - {"upload_fileobj"}
@@ -286,7 +288,7 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     assert unused(reader) == set()
 
 
-def test_a_member_of_a_group_may_store_what_it_holds_and_read_what_the_job_begins_with(
+def test_worker_states_policy_allows_states_and_origin_only(
     calls: list[Call],
 ) -> None:
     boto3.client("s3").create_bucket(
@@ -300,7 +302,8 @@ def test_a_member_of_a_group_may_store_what_it_holds_and_read_what_the_job_begin
     assert store.state(ModelId(1, 2))
     assert store.origin(begins_with)
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/states/1-2.safetensors"}
-    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    # S3Blobs calls it if a part cannot be sent.
+    calls.append(Call("AbortMultipartUpload", key))
     policy = read_policy(FOLDER / "worker-states-policy.json")
     for call in calls:
         assert policy.allows(storage_question(call)), call
@@ -311,7 +314,7 @@ def test_a_member_of_a_group_may_store_what_it_holds_and_read_what_the_job_begin
 
 
 @pytest.mark.parametrize("name", ["coordinator", "reader"])
-def test_the_rest_of_the_bucket_is_nobodys_business(name: str) -> None:
+def test_policies_of_coordinator_and_reader_deny_the_rest_of_the_bucket(name: str) -> None:
     policy = read_policy(FOLDER / f"{name}-policy.json")
     bucket = f"arn:aws:s3:::{BUCKET}"
     assert not policy.allows(Request("s3:GetObject", f"{bucket}/payroll"))
@@ -320,7 +323,7 @@ def test_the_rest_of_the_bucket_is_nobodys_business(name: str) -> None:
     assert policy.allows(Request("s3:ListBucket", bucket))
 
 
-def test_the_worker_may_do_what_its_user_data_does_and_nothing_else() -> None:
+def test_worker_policy_allows_exactly_what_user_data_does() -> None:
     script = SCRIPT.read_text()
     asked = set(re.findall(r"^\s*aws (\S+ \S+)", script, re.MULTILINE))
     takes = {
@@ -340,14 +343,14 @@ def test_the_worker_may_do_what_its_user_data_does_and_nothing_else() -> None:
     assert not policy.allows(Request("ssm:GetParametersByPath", f"{where}/provisioner"))
 
 
-def test_only_machines_may_take_the_workers_role() -> None:
+def test_only_ec2_may_assume_the_worker_role() -> None:
     trust = json.loads((FOLDER / "worker-trust.json").read_text())
     (statement,) = trust["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}
     assert statement["Action"] == "sts:AssumeRole"
 
 
-def test_the_markets_of_example_and_guide_name_the_template_that_the_guide_makes(
+def test_markets_of_example_and_guide_name_the_template_of_the_guide(
     tmp_path: Path,
 ) -> None:
     guide = (ROOT / "docs/howto/ec2.md").read_text()

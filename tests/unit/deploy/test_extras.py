@@ -136,7 +136,7 @@ def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, trains: bool) -> None:
+def test_service_can_import_everything_with_only_its_extra_installed(*, trains: bool) -> None:
     services = [service for service in OPENED if (service not in WITHOUT_TORCH) == trains]
     haves = [brought([*PROJECT["dependencies"], *EXTRAS[service]]) for service in services]
     cases = [
@@ -150,20 +150,20 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(*, tr
     assert all(("torch" in loaded) == trains for loaded in imported(*cases, first=first))
 
 
-def test_the_command_starts_with_the_base_alone_since_every_container_starts_it() -> None:
+def test_command_starts_with_base_dependencies_only() -> None:
     have = brought(PROJECT["dependencies"])
     assert not have & {"boto3", "fastapi", "scipy", "torch"}
     [loaded] = imported(Case([*modules_of("cli"), *EVERYWHERE], have))
     assert "typer" in loaded
 
 
-def test_torch_is_not_even_loaded_where_it_is_installed() -> None:
+def test_services_without_training_do_not_load_torch() -> None:
     modules = [name for service in WITHOUT_TORCH for name in modules_of(service)]
     [loaded] = imported(Case(modules, set[str]().union(*OWNERS.values())))
     assert "numpy" in loaded
     assert "torch" not in loaded
 
 
-def test_what_is_installed_is_pinned_to_the_last_dependency_of_a_dependency() -> None:
+def test_every_installed_distribution_is_pinned() -> None:
     extras = [line for lines in EXTRAS.values() for line in lines if not line.startswith("doll[")]
     assert brought([*PROJECT["dependencies"], *extras]) - pinned() == {"doll-client"}  # ours

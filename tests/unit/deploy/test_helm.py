@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_chart_is_of_our_version() -> None:
+def test_chart_has_the_product_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     (version,) = re.findall(
         r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
@@ -34,12 +34,12 @@ def test_the_chart_is_of_our_version() -> None:
         ("provisioner.enabled=true", "provisioner.market"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_and_named(wrong: str, expected: str) -> None:
+def test_invalid_values_are_rejected_and_named(wrong: str, expected: str) -> None:
     options = ("--kube-version", "1.37", "--set", wrong)
     assert expected in helm("template", str(CHART), *options, refused=True).stderr
 
 
-def test_a_registry_a_tag_and_roles_are_where_they_belong() -> None:
+def test_registry_tag_and_role_annotations_are_applied() -> None:
     role = "eks\\.amazonaws\\.com/role-arn=arn:aws:iam::111122223333:role/doll"
     objects = chart(
         *("--set", "image.registry=registry.example.com/", "--set", "image.tag=0.2.0"),
@@ -56,7 +56,7 @@ def test_a_registry_a_tag_and_roles_are_where_they_belong() -> None:
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith(":role/doll")
 
 
-def test_a_cluster_without_operators_gets_no_objects_of_theirs() -> None:
+def test_operator_objects_can_be_disabled() -> None:
     objects = chart(
         *("--set", "monitoring.enabled=false", "--set", "networkPolicy.enabled=false"),
         *("--set", "worker.autoscaling.enabled=false", "--set", "secrets.name="),
@@ -70,7 +70,7 @@ def test_a_cluster_without_operators_gets_no_objects_of_theirs() -> None:
     assert "secret" not in json.dumps(worker)
 
 
-def test_a_change_of_the_settings_or_of_the_market_restarts_the_pods_that_have_them() -> None:
+def test_changed_settings_or_market_restart_the_affected_pods() -> None:
     usual, changed = pods(made()), pods(chart("--set", "settings.DOLL_LOG_FORMAT=console"))
     assert [name for name in usual if usual[name] == changed[name]] == []
     rented = (
@@ -81,31 +81,31 @@ def test_a_change_of_the_settings_or_of_the_market_restarts_the_pods_that_have_t
     assert restarted == {"doll-admin", "doll-provisioner"}
 
 
-def test_a_chart_that_is_packaged_has_the_alerts_too(tmp_path: Path) -> None:
+def test_packaged_chart_contains_the_alerts(tmp_path: Path) -> None:
     helm("package", str(CHART), "--destination", str(tmp_path))
     (package,) = tmp_path.iterdir()
     assert chart(path=package) == made()
 
 
-def test_an_api_with_tls_is_asked_by_https() -> None:
+def test_api_with_tls_is_probed_over_https() -> None:
     certificate = "settings.DOLL_API_TLS_CERT=/run/secrets/doll/api.pem"
     for objects, scheme in ((made(), None), (chart("--set", certificate), "HTTPS")):
         (container,) = pods(objects)["doll-admin"]["spec"]["containers"]
         assert container["readinessProbe"]["httpGet"].get("scheme") == scheme
 
 
-def test_prometheus_finds_monitors_and_rules_by_the_label_that_it_wants() -> None:
+def test_monitoring_labels_are_applied_to_monitors_and_rules() -> None:
     objects = chart("--set", "monitoring.labels.release=prometheus")
     found = of_kind(objects, "PodMonitor", "PrometheusRule")
     assert [each["metadata"]["labels"]["release"] for each in found] == ["prometheus"] * 2
 
 
-def test_workers_have_twice_the_time_that_they_take_to_leave() -> None:
+def test_worker_grace_period_is_over_twice_its_leave_time() -> None:
     objects = chart("--set-string", "settings.DOLL_LEAVE_S=40.5")
     assert pods(objects)["doll-worker"]["spec"]["terminationGracePeriodSeconds"] == 92
 
 
-def test_what_goes_out_can_be_narrowed_to_the_addresses_of_the_servers() -> None:
+def test_egress_can_be_limited_to_server_addresses() -> None:
     objects = chart("--set", "networkPolicy.servers[0].ipBlock.cidr=10.0.0.0/8")
     (policy,) = (each for each in objects if name_of(each) == "NetworkPolicy/doll-servers")
     _, servers = policy["spec"]["egress"]

@@ -102,7 +102,7 @@ def fields_of(value: object, below: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_exactly_as_kubernetes_wants_it(
+def test_every_object_is_valid_for_kubernetes(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise each object would read it again.
@@ -116,12 +116,12 @@ def test_every_object_is_exactly_as_kubernetes_wants_it(
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_custom_objects_have_no_field_that_we_do_not_know(objects: tuple[Manifest, ...]) -> None:
+def test_custom_objects_have_only_known_fields(objects: tuple[Manifest, ...]) -> None:
     for each in of_kind(objects, *CUSTOM):
         assert set(fields_of(each["spec"])) <= CUSTOM[each["kind"]], name_of(each)
 
 
-def test_no_object_is_made_twice_and_all_are_in_the_namespace(
+def test_objects_are_unique_and_in_the_namespace(
     objects: tuple[Manifest, ...],
 ) -> None:
     names = [name_of(each) for each in objects]
@@ -132,11 +132,11 @@ def test_no_object_is_made_twice_and_all_are_in_the_namespace(
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "doll"
 
 
-def test_no_secret_is_in_the_repository(objects: tuple[Manifest, ...]) -> None:
+def test_chart_contains_no_secrets(objects: tuple[Manifest, ...]) -> None:
     assert of_kind(objects, "Secret") == []
 
 
-def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(
+def test_every_pod_is_hardened_and_runs_the_product_version(
     objects: tuple[Manifest, ...],
 ) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -158,7 +158,7 @@ def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(
         assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}  # noqa: S108 -- the pod's
 
 
-def test_every_pod_has_probes_limits_and_an_account_of_its_own(
+def test_every_pod_has_probes_limits_and_its_own_account(
     objects: tuple[Manifest, ...],
 ) -> None:
     accounts = {each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")}
@@ -178,7 +178,7 @@ def test_every_pod_has_probes_limits_and_an_account_of_its_own(
         assert workload in accounts
 
 
-def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(
+def test_every_pod_runs_a_service_under_its_pod_name(
     objects: tuple[Manifest, ...],
 ) -> None:
     for template in pods(objects).values():
@@ -190,9 +190,7 @@ def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(
         assert "POD_NAME" in {each["name"] for each in container["env"]}
 
 
-def test_every_variable_is_one_that_is_read_and_the_process_accepts_them_all(
-    objects: tuple[Manifest, ...], tmp_path: Path
-) -> None:
+def test_every_variable_is_a_valid_setting(objects: tuple[Manifest, ...], tmp_path: Path) -> None:
     for template in pods(objects).values():
         given = environment_of(objects, container_of(template))
         ours = {key: value for key, value in given.items() if key.startswith("DOLL_")}
@@ -205,14 +203,14 @@ def test_every_variable_is_one_that_is_read_and_the_process_accepts_them_all(
         assert read_settings(given | files).metrics_port == 9102
 
 
-def test_a_process_has_more_time_to_leave_than_it_takes(objects: tuple[Manifest, ...]) -> None:
+def test_grace_period_is_longer_than_the_leave_time(objects: tuple[Manifest, ...]) -> None:
     for template in pods(objects).values():
         settings = environment_of(objects, container_of(template))
         enough = float(settings["DOLL_LEAVE_S"]) + ANNOUNCEMENTS_S
         assert template["spec"]["terminationGracePeriodSeconds"] > enough
 
 
-def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(
+def test_referenced_objects_exist_or_the_guide_creates_them(
     objects: tuple[Manifest, ...],
 ) -> None:
     maps = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
@@ -232,7 +230,7 @@ def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(
         assert named <= mounted
 
 
-def test_every_workload_selects_its_own_pods_and_no_others(objects: tuple[Manifest, ...]) -> None:
+def test_every_workload_selects_only_its_own_pods(objects: tuple[Manifest, ...]) -> None:
     templates = pods(objects)
     for each in of_kind(objects, "Deployment", "StatefulSet"):
         selector = each["spec"]["selector"]
@@ -245,7 +243,7 @@ def test_every_workload_selects_its_own_pods_and_no_others(objects: tuple[Manife
         assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
 
 
-def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(
+def test_every_disruption_budget_protects_one_workload_and_allows_drains(
     objects: tuple[Manifest, ...],
 ) -> None:
     replicas = {
@@ -261,7 +259,7 @@ def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(
         assert 1 <= allowed < replicas[found], found
 
 
-def test_there_are_always_two_coordinators(objects: tuple[Manifest, ...]) -> None:
+def test_coordinator_has_at_least_two_replicas(objects: tuple[Manifest, ...]) -> None:
     (found,) = [
         each
         for each in of_kind(objects, "Deployment")
@@ -271,7 +269,7 @@ def test_there_are_always_two_coordinators(objects: tuple[Manifest, ...]) -> Non
     assert found["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_nothing_goes_in_or_out_but_what_a_policy_names(objects: tuple[Manifest, ...]) -> None:
+def test_network_policies_deny_all_other_traffic(objects: tuple[Manifest, ...]) -> None:
     policies = {each["metadata"]["name"]: each for each in of_kind(objects, "NetworkPolicy")}
     for each in policies.values():
         assert [pod for pod in pods(objects).values() if selects(each["spec"]["podSelector"], pod)]
@@ -290,7 +288,7 @@ def test_nothing_goes_in_or_out_but_what_a_policy_names(objects: tuple[Manifest,
         assert int(re.sub(r".*:(\d+)/\d+", r"\1", redis)) in ports
 
 
-def test_every_pod_is_scraped_where_anybody_scrapes(objects: tuple[Manifest, ...]) -> None:
+def test_every_pod_is_scraped_by_the_pod_monitor(objects: tuple[Manifest, ...]) -> None:
     for each in of_kind(objects, "PodMonitor"):
         (endpoint,) = each["spec"]["podMetricsEndpoints"]
         for pod in pods(objects).values():
@@ -299,7 +297,7 @@ def test_every_pod_is_scraped_where_anybody_scrapes(objects: tuple[Manifest, ...
             assert each["spec"]["jobLabel"] in pod["metadata"]["labels"]
 
 
-def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_many() -> None:
+def test_workers_are_scaled_by_existing_metrics_only() -> None:
     objects = made()
     (scaler,) = of_kind(objects, "ScaledObject")
     spec = scaler["spec"]
@@ -316,25 +314,26 @@ def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_m
     assert all(float(trigger["metadata"]["threshold"]) > 0 for trigger in spec["triggers"])
 
 
-def test_the_alerts_are_those_of_the_compose_file() -> None:
+def test_chart_alerts_match_the_compose_alerts() -> None:
     (rules,) = of_kind(made(), "PrometheusRule")
     alerts = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
     assert rules["spec"] == alerts
 
 
-def test_only_workers_are_on_spot_nodes_and_their_eviction_is_never_refused() -> None:
+def test_only_workers_run_on_spot_nodes_and_have_no_disruption_budget() -> None:
     objects = made("spot")
     tolerant = [name for name, pod in pods(objects).items() if "tolerations" in pod["spec"]]
     assert tolerant == ["doll-worker"]
     spec = pods(objects)["doll-worker"]["spec"]
     (priority,) = of_kind(objects, "PriorityClass")
     assert spec["priorityClassName"] == priority["metadata"]["name"]
-    assert priority["value"] < 0  # everybody's who says nothing
+    # The default priority is 0.
+    assert priority["value"] < 0
     budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
     assert budgets == {"doll-coordinator", "doll-admin"}
 
 
-def test_workers_say_their_tier_and_reliable_ones_run_beside_those_on_spot_nodes() -> None:
+def test_workers_have_a_tier_and_reliable_ones_run_beside_spot_ones() -> None:
     def tiers(objects: tuple[Manifest, ...]) -> dict[str, str]:
         workers = {n: pod for n, pod in pods(objects).items() if n.startswith("doll-worker")}
         of = {name: environment_of(objects, container_of(pod)) for name, pod in workers.items()}
@@ -359,7 +358,7 @@ def test_workers_say_their_tier_and_reliable_ones_run_beside_those_on_spot_nodes
         assert [selects(each, template) for each in (rules["podSelector"], *peers)] == [worker] * 3
 
 
-def test_each_worker_with_a_gpu_has_one_and_uses_it() -> None:
+def test_gpu_worker_has_one_gpu_and_uses_it() -> None:
     objects = made("gpu")
     container = container_of(pods(objects)["doll-worker"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -367,20 +366,21 @@ def test_each_worker_with_a_gpu_has_one_and_uses_it() -> None:
     assert container["image"].endswith("-cuda")
 
 
-def test_workers_that_hold_their_streams_are_the_same_but_for_names_that_come_back() -> None:
+def test_workers_that_hold_streams_are_a_stateful_set_of_the_same_pods() -> None:
     (held,) = of_kind(made("hold"), "StatefulSet")
     template, usual = held["spec"]["template"], pods(made())["doll-worker"]
     for constraint in usual["spec"]["topologySpreadConstraints"]:
         assert "matchLabelKeys" in constraint
     stripped = json.loads(json.dumps(usual))
     for constraint in stripped["spec"]["topologySpreadConstraints"]:
-        del constraint["matchLabelKeys"]  # meant for a Deployment's rollouts
+        # Only rollouts of a Deployment need it.
+        del constraint["matchLabelKeys"]
     assert template == stripped
     assert of_kind(made("hold"), "ScaledObject") == []
     assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(made("hold"), "Service")}
 
 
-def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
+def test_ec2_values_run_no_worker_pods_and_show_prices() -> None:
     objects = made("ec2")
     assert "doll-worker" not in pods(objects)
     assert len(of_kind(objects, "Deployment")) == 4
@@ -391,7 +391,7 @@ def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
         assert market.rpartition("/")[0] in folders
 
 
-def test_a_model_server_is_reached_where_one_is_wanted() -> None:
+def test_model_server_is_deployed_only_if_requested() -> None:
     assert "doll-serve" not in pods(made())
     objects = made("serve")
     (service,) = [e for e in of_kind(objects, "Service") if e["metadata"]["name"] == "doll-serve"]
@@ -405,7 +405,7 @@ def test_a_model_server_is_reached_where_one_is_wanted() -> None:
     assert args[:5] == ["serve", "clicks", "--keys", "--alias", "best"]
 
 
-def test_one_node_and_no_operator_are_enough_to_try_it() -> None:
+def test_local_values_need_one_node_and_no_operators() -> None:
     objects = made("local")
     assert not {each["kind"] for each in objects} & CUSTOM.keys()
     for name, template in pods(objects).items():
@@ -413,10 +413,11 @@ def test_one_node_and_no_operator_are_enough_to_try_it() -> None:
         for constraint in template["spec"].get("topologySpreadConstraints", ()):
             assert constraint["whenUnsatisfiable"] == "ScheduleAnyway", name
     budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
-    assert budgets == {"doll-coordinator", "doll-worker"}  # there is one admin
+    # There is only one admin pod.
+    assert budgets == {"doll-coordinator", "doll-worker"}
 
 
-def test_the_values_of_the_guide_make_what_it_says(tmp_path: Path) -> None:
+def test_values_of_the_guide_have_their_documented_effect(tmp_path: Path) -> None:
     guide = (ROOT / "docs/howto/kubernetes.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     (tmp_path / "mine.yaml").write_text(block)
@@ -426,6 +427,7 @@ def test_the_values_of_the_guide_make_what_it_says(tmp_path: Path) -> None:
         assert container["image"].startswith("registry.example.com/doll-")
         settings = environment_of(objects, container)
         assert settings["DOLL_BLOBS"] == "s3://my-bucket/checkpoints"
-        assert settings["DOLL_METRICS_PORT"] == "9102"  # the chart's own
+        # This value is from the chart.
+        assert settings["DOLL_METRICS_PORT"] == "9102"
     (scaler,) = of_kind(objects, "ScaledObject")
     assert scaler["spec"]["maxReplicaCount"] == 16

@@ -24,7 +24,7 @@ from tests.unit.deploy.promql import faults, names
         ("deriv(doll_updates_total[5m])", "deriv of doll_updates_total, which is a counter"),
     ],
 )
-def test_a_query_that_the_declared_metrics_do_not_bear_is_found_out(query: str, fault: str) -> None:
+def test_wrong_query_is_detected(query: str, fault: str) -> None:
     assert fault in faults(query)
 
 
@@ -38,11 +38,11 @@ def test_a_query_that_the_declared_metrics_do_not_bear_is_found_out(query: str, 
         "max by (instance) (doll_leading) unless on (job_name) (doll_job_paused == 1)",
     ],
 )
-def test_a_query_that_is_right_passes(query: str) -> None:
+def test_correct_query_passes(query: str) -> None:
     assert faults(query) == []
 
 
-def test_all_metrics_of_a_query_are_seen() -> None:
+def test_all_metrics_of_a_query_are_found() -> None:
     query = (
         'sum by (job_name) (rate(doll_updates_total{job_name="x"}[5m])) / on (job_name) doll_loss'
     )

@@ -93,7 +93,7 @@ def boot(machine: MetadataServer, folder: Path, **variables: str) -> Booted:
 
 
 @pytest.mark.parametrize("check", ["bash -n", "shellcheck"])
-def test_user_data_is_sound(check: str) -> None:
+def test_user_data_passes_shell_checks(check: str) -> None:
     program, *options = check.split()
     if shutil.which(program) is None:
         lacking(f"there is no {program} here")
@@ -103,7 +103,7 @@ def test_user_data_is_sound(check: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_machine_starts_the_worker_that_was_ordered_and_ends_after_it(
+def test_machine_starts_the_ordered_worker_and_shuts_down_after_it(
     machine: MetadataServer, tmp_path: Path
 ) -> None:
     booted = boot(machine, tmp_path)
@@ -117,7 +117,7 @@ def test_a_machine_starts_the_worker_that_was_ordered_and_ends_after_it(
     assert machine.refused == 0
 
 
-def test_settings_and_secrets_come_as_the_worker_reads_them(
+def test_settings_and_secrets_are_written_as_the_worker_reads_them(
     machine: MetadataServer, tmp_path: Path
 ) -> None:
     work = boot(machine, tmp_path).work
@@ -134,7 +134,7 @@ def test_settings_and_secrets_come_as_the_worker_reads_them(
     assert not (work / "parameters").exists()
 
 
-def test_a_machine_ends_whatever_goes_wrong(machine: MetadataServer, tmp_path: Path) -> None:
+def test_machine_shuts_down_after_any_failure(machine: MetadataServer, tmp_path: Path) -> None:
     booted = boot(machine, tmp_path, WORKER_ENDS="1")
     assert booted.status == 1
     assert booted.said[-2:] == ["sleep 180", "shutdown -h now"]
@@ -145,7 +145,7 @@ def test_a_machine_ends_whatever_goes_wrong(machine: MetadataServer, tmp_path: P
 
 
 @pytest.mark.parametrize(("machine_id", "ends"), [(MACHINE, True), ("i-of-its-image", False)])
-def test_a_machine_that_is_started_anew_ends_but_not_one_of_its_image(
+def test_rebooted_machine_shuts_down_but_not_one_made_from_its_image(
     machine: MetadataServer, tmp_path: Path, machine_id: str, *, ends: bool
 ) -> None:
     boot(machine, tmp_path)

@@ -19,7 +19,7 @@ print("torch" in sys.modules, [name for name in {OTHERS!r} if name in sys.module
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux only")
-def test_a_demo_waits_for_no_code_that_only_other_services_run() -> None:
+def test_fork_server_of_a_demo_does_not_load_code_of_other_services() -> None:
     result = subprocess.run(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", PEEK],
         env={"OPENBLAS_NUM_THREADS": "1"},

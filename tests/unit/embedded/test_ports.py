@@ -16,7 +16,7 @@ STARTS_S = 30.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_machine_that_is_a_process_does_not_inherit_the_port_of_who_rents_it(
+def test_rented_process_does_not_inherit_the_metrics_port(
     tmp_path: Path,
 ) -> None:
     settings = Settings(metrics_port=9102, kafka="127.0.0.1:1", threads=1)
@@ -32,7 +32,7 @@ def test_a_machine_that_is_a_process_does_not_inherit_the_port_of_who_rents_it(
     assert not [each for each in environment if each.startswith("DOLL_METRICS")]
 
 
-def test_a_stack_of_several_services_has_no_port_for_all_of_them(tmp_path: Path) -> None:
+def test_stack_of_several_services_has_no_shared_metrics_port(tmp_path: Path) -> None:
     base = Settings(metrics_port=9102, log_level="warning")
     with EmbeddedStack(
         base, kafka="127.0.0.1:1", redis="redis://127.0.0.1:1", blobs=tmp_path

@@ -35,7 +35,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
-def test_a_server_ends_when_its_parent_is_killed() -> None:
+def test_server_ends_when_its_parent_is_killed() -> None:
     with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -49,10 +49,10 @@ def test_a_server_ends_when_its_parent_is_killed() -> None:
     while not gone(pid):
         assert time.monotonic() < deadline, "it survived"
         pause.wait(0.005)
-    shutil.rmtree(Path(socket).parent)  # nobody was left to do it
+    shutil.rmtree(Path(socket).parent)  # the killed parent could not
 
 
-def test_a_server_leaves_nothing_behind() -> None:
+def test_server_removes_its_folder_at_exit() -> None:
     with EmbeddedRedis() as server:
         folder = Path(server.url.removeprefix("unix://")).parent
         pid = server.pid
@@ -98,7 +98,7 @@ def script(tmp_path: Path) -> Script:
     return Script(["demo"], tmp_path / "log")
 
 
-def test_await_ready_of_process_that_becomes_ready_and_ends_between_two_looks_returns(
+def test_await_ready_returns_if_process_is_ready_and_ends_between_two_checks(
     script: Script,
 ) -> None:
     # ready?    no             yes
@@ -109,38 +109,36 @@ def test_await_ready_of_process_that_becomes_ready_and_ends_between_two_looks_re
 
 
 @pytest.mark.parametrize("code", [0, 1, -11])
-def test_await_ready_of_process_that_ends_between_two_looks_without_being_ready_fails(
-    code: int, script: Script
-) -> None:
+def test_await_ready_fails_if_process_ends_without_being_ready(code: int, script: Script) -> None:
     with pytest.raises(UnavailableError, match=f"exit code {code} before it was ready"):
         script.await_ready(lambda: script.ends_right_after(answer=False, code=code), 20)
 
 
 @pytest.mark.parametrize("code", [0, 1, -11])
-def test_await_end_returns_how_the_process_ended(code: int, script: Script) -> None:
+def test_await_end_returns_the_exit_code(code: int, script: Script) -> None:
     script.process.returncode = code
     assert script.await_end(20) == code
     assert script.process.is_reaped
 
 
-def test_await_end_of_process_that_runs_on_fails(script: Script) -> None:
+def test_await_end_of_a_running_process_times_out(script: Script) -> None:
     with pytest.raises(UnavailableError, match=r"demo did not end within 0.01 s: it said nothing"):
         script.await_end(0.01)
 
 
-def test_await_end_of_real_process_returns_how_it_ended(tmp_path: Path) -> None:
+def test_await_end_of_a_real_process_returns_its_exit_code(tmp_path: Path) -> None:
     child = Child([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
     assert child.await_end(120) == 3
 
 
-def test_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+def test_output_of_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
     child = Child([sys.executable, "-c", "raise SystemExit('no such port')"], tmp_path / "log")
     with pytest.raises(UnavailableError, match=r"exit code 1 before it was ready: no such port"):
         child.await_ready(lambda: False, 20)
     assert not child.running()
 
 
-def test_a_program_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
+def test_program_that_is_never_ready_is_abandoned(tmp_path: Path) -> None:
     child = Child(["sleep", "600"], tmp_path / "log")
     with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it said nothing"):
         child.await_ready(lambda: False, 0.01)
@@ -148,7 +146,7 @@ def test_a_program_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     assert gone(child.pid)
 
 
-def test_a_program_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
     log = tmp_path / "log"
     child = Child([sys.executable, "-c", deaf + "while True: time.sleep(1)"], log)

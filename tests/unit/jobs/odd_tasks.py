@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """A linear layer with some inputs. Its output while it is built is nobody's answer."""
+    """A linear layer. It prints while it is built, which must not disturb the check."""
 
     def __init__(self, inputs: int = 4) -> None:
         if inputs < 1:
@@ -30,11 +30,11 @@ class Plain:
         outputs: Tensor = module(records["features"])
         return outputs
 
-    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 -- as the protocol has it
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 -- signature of the protocol
         """Return losses (n,)."""
         return outputs.sum(1)
 
-    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002 -- likewise
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002 -- signature of the protocol
         """Return no metrics."""
         return {}
 

@@ -68,12 +68,12 @@ def refusal(made: JobSpec, build: Build = patient) -> GivenError:
     return refused.value
 
 
-def test_a_job_that_is_well_is_let_through() -> None:
+def test_valid_job_passes_the_check() -> None:
     check_submission(spec(name="logistic-regression", classes=2), (), MEMORY_MIB)
     check_submission(own("Plain"), [f"{OWN}:Plain"], MEMORY_MIB, patient)
 
 
-def test_options_of_a_built_in_task_are_refused_by_field() -> None:
+def test_invalid_option_of_a_built_in_task_is_rejected_by_field() -> None:
     assert refusal(spec(name="logistic-regression", classes=1)).fields == ("task",)
     wrong = refusal(spec(name="logistic-regression", classes=2, features=5))
     assert (wrong.fields, wrong.problem) == (
@@ -93,7 +93,7 @@ def test_options_of_a_built_in_task_are_refused_by_field() -> None:
         ({"mode": "synchronous"}, 64, 1),
     ],
 )
-def test_sums_that_a_coordinator_has_no_memory_for_are_refused(
+def test_gradient_sums_above_the_coordinator_memory_are_rejected(
     synchronisation: dict[str, Any], workers: int | None, in_flight: int
 ) -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[10_000, 10_000]).model_dump(mode="json")
@@ -115,7 +115,7 @@ def test_sums_that_a_coordinator_has_no_memory_for_are_refused(
     assert "DOLL_COORDINATOR_MEMORY_MIB allows: lower it, or allow more" in refused.value.problem
 
 
-def test_what_workers_know_with_compression_takes_memory_too() -> None:
+def test_compression_view_counts_towards_the_coordinator_memory() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[10_000, 10_000]).model_dump(mode="json")
     for synchronisation, sums, field in (
         ({"mode": "synchronous"}, 3, "compression"),
@@ -130,7 +130,7 @@ def test_what_workers_know_with_compression_takes_memory_too() -> None:
         assert "and what workers know with compression" in refused.value.problem
 
 
-def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
+def test_model_above_the_memory_setting_is_rejected_without_building() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
     assert "the model takes 17,592" in str(refusal(large, build=built_here))
     assert "more than 16,384: make it smaller" in str(
@@ -138,7 +138,7 @@ def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
     )
 
 
-def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
+def test_task_that_raises_or_rejects_its_options_is_rejected() -> None:
     wrong = refusal(own("Plain", inputs=0))
     assert wrong.fields == ("task",)
     assert "refuses its options {'inputs': 0}: ValueError: inputs: must be positive" in str(wrong)
@@ -155,7 +155,7 @@ def unchecked(made: JobSpec, build: Build, *allowed: str) -> Unchecked:
     return found
 
 
-def test_task_that_this_service_cannot_check_by_design_is_no_reason_to_refuse(
+def test_task_that_this_service_cannot_check_is_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = "shop.tasks:Clicks"
@@ -184,7 +184,7 @@ def test_task_that_this_service_cannot_check_by_design_is_no_reason_to_refuse(
         ),
     ],
 )
-def test_check_that_began_and_did_not_end_refuses_the_job(
+def test_unfinished_check_rejects_the_job_unless_unchecked_is_allowed(
     made: JobSpec, build: Build, why: str
 ) -> None:
     task = made.task.entrypoint or ""

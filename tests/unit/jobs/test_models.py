@@ -21,7 +21,7 @@ def snapshot(epoch: int, returned: tuple[int, ...] = ()) -> Snapshot:
 
 @pytest.mark.parametrize("head_bytes", [1, 400, 5000])
 @pytest.mark.parametrize("returned", [(), LONG])
-def test_a_hot_snapshot_is_known_by_its_first_bytes(
+def test_hot_snapshot_head_is_read_from_its_first_bytes(
     head_bytes: int, returned: tuple[int, ...]
 ) -> None:
     board = MemoryBoard(MemoryRedis(), "digits")
@@ -37,7 +37,7 @@ def test_a_hot_snapshot_is_known_by_its_first_bytes(
 
 
 @pytest.mark.parametrize("more_bytes", [-8, 0, 8])
-def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> None:
+def test_snapshot_of_a_member_has_weights_only_if_it_stored_them(more_bytes: int) -> None:
     board = MemoryBoard(MemoryRedis(), "digits")
     held = Snapshot(3, ModelId(3, 4), 9, 0, {}, attempt=AttemptId(3, 1, 4))
     alone = to_bytes(SnapshotFile(held, b""))
@@ -52,7 +52,7 @@ def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> 
     assert known()
 
 
-def test_what_is_torn_is_reported_and_left_out() -> None:
+def test_torn_hot_snapshot_is_reported_and_skipped() -> None:
     board, skipped = MemoryBoard(MemoryRedis(), "digits"), list[str]()
     board.put_snapshot(3, to_bytes(SnapshotFile(snapshot(3), WEIGHTS)), "c1")
     board.put_snapshot(5, to_bytes(SnapshotFile(snapshot(5), WEIGHTS))[:40], "c1")

@@ -25,17 +25,17 @@ def job(options: str = "") -> JobSpec:
     return parse_job(PLAIN + options)
 
 
-def test_of_most_jobs_there_is_nothing_to_know() -> None:
+def test_ordinary_job_has_no_notes() -> None:
     assert notes_on(job()) == notes_on(job(STALE)) == ()
     assert window_note(job(STALE), 1) == window_note(job("waiting_batches: 20\n"), 1) == ""
 
 
-def test_workers_that_add_up_among_themselves_need_a_network_of_their_own() -> None:
+def test_group_mode_has_a_note_about_the_private_network() -> None:
     [note] = notes_on(job("aggregation: {mode: group}\n"))
     assert "neither encrypted nor authenticated: they need a private network" in note
 
 
-def test_a_large_staleness_is_let_through_with_a_word() -> None:
+def test_large_staleness_has_a_note() -> None:
     [note] = notes_on(job("synchronisation: {mode: stale, staleness: 3}\n"))
     assert note.startswith("synchronisation.staleness: above 2 ")
 
@@ -43,7 +43,7 @@ def test_a_large_staleness_is_let_through_with_a_word() -> None:
 @pytest.mark.parametrize(
     ("workers", "waiting", "raised"), [(2, 39, 40), (3, 26, 27), (2, 40, 0), (None, 20, 0)]
 )
-def test_too_few_batches_of_the_workers_that_live_are_reported(
+def test_too_few_waiting_batches_for_the_live_workers_have_a_note(
     workers: int | None, waiting: int, raised: int
 ) -> None:
     spec = job(f"{STALE}waiting_batches: {waiting}\n")
@@ -54,7 +54,7 @@ def test_too_few_batches_of_the_workers_that_live_are_reported(
         assert f"submit it with {raised} or without the field" in note
 
 
-def test_note_on_rented_workers_comes_at_once() -> None:
+def test_waiting_batches_note_for_rented_workers_appears_at_submission() -> None:
     rented = "provisioning: {workers: 2}\n"
     assert notes_on(job(f"{STALE}waiting_batches: 40\n{rented}")) == ()
     [note] = notes_on(job(f"{STALE}waiting_batches: 20\n{rented}"))

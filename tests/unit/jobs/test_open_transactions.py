@@ -51,7 +51,7 @@ def look(view: JobProgress, at_s: float, stable: int, high: int, **others: int) 
         (239.0, "3 minutes"),
     ],
 )
-def test_job_behind_an_open_transaction_is_degraded_and_says_for_how_long(
+def test_job_behind_an_open_transaction_is_degraded_with_its_duration(
     stood_s: float, expected: str
 ) -> None:
     view = drained()
@@ -61,7 +61,7 @@ def test_job_behind_an_open_transaction_is_degraded_and_says_for_how_long(
     assert view.state(START + stood_s) == ("degraded", SENTENCE + expected)
 
 
-def test_transaction_that_is_open_for_a_moment_is_not_reported() -> None:
+def test_transaction_open_for_less_than_ten_seconds_is_not_reported() -> None:
     view = drained()
     look(view, START, 120, 1130)
     assert view.lag == 1010
@@ -74,7 +74,7 @@ def test_transaction_that_is_open_for_a_moment_is_not_reported() -> None:
         )
 
 
-def test_producer_of_one_transaction_after_the_other_is_not_reported() -> None:
+def test_consecutive_transactions_are_not_reported() -> None:
     view = drained()
     for second in range(60):
         look(view, START + second, 120 + 10 * second, 125 + 10 * second)
@@ -83,7 +83,7 @@ def test_producer_of_one_transaction_after_the_other_is_not_reported() -> None:
     assert view.state(START + 60).word == "drained"
 
 
-def test_open_transaction_that_ends_is_forgotten() -> None:
+def test_open_transaction_that_ends_is_no_longer_reported() -> None:
     view = drained()
     look(view, START, 120, 130)
     look(view, START + 20, 130, 130)
@@ -94,7 +94,7 @@ def test_open_transaction_that_ends_is_forgotten() -> None:
     assert view.open_transactions_s(START + 30) == {"clicks": 9.0, "views": 0.0}
 
 
-def test_transaction_over_several_partitions_names_each_and_counts_by_stream() -> None:
+def test_transaction_on_two_partitions_names_both_and_is_timed_by_stream() -> None:
     view = drained()
     look(view, START, 120, 130)
     look(view, START + 5, 120, 130, other=FIRST[OTHER] + 1)
@@ -106,7 +106,7 @@ def test_transaction_over_several_partitions_names_each_and_counts_by_stream() -
     assert view.open_transactions_s(START + 15) == {"clicks": 15.0, "views": 10.0}
 
 
-def test_open_transaction_on_many_partitions_is_one_line_that_names_the_longest() -> None:
+def test_open_transaction_on_many_partitions_is_summarized_in_one_line() -> None:
     view = drained()
     places = {Partition("clicks", index): 120 for index in range(200)}
     for at_s in (START, START + 10):
@@ -127,7 +127,7 @@ def test_open_transaction_is_reported_beside_other_problems() -> None:
     assert view.state(START + 30) == ("degraded", f"{SENTENCE}30 seconds; worker w3: no room")
 
 
-def test_workers_are_not_missed_for_records_that_nobody_can_read() -> None:
+def test_unreadable_records_alone_do_not_wait_for_workers() -> None:
     view = drained()
     look(view, START, 120, 1130)
     look(view, START + 30, 120, 1130)
@@ -141,7 +141,7 @@ def test_workers_are_not_missed_for_records_that_nobody_can_read() -> None:
     )
 
 
-def test_without_kafka_nobody_knows_of_transactions() -> None:
+def test_open_transactions_become_unknown_without_kafka() -> None:
     view = drained()
     look(view, START, 120, 1130)
     view.look(JobObservation(START + 5))
@@ -156,7 +156,7 @@ def test_without_kafka_nobody_knows_of_transactions() -> None:
 # --- the look -------------------------------------------------------------------------------------
 
 
-def test_look_has_both_ends_of_each_partition() -> None:
+def test_observation_has_stable_and_last_offset_of_each_partition() -> None:
     log = HeldLog()
     log.create_topics([NewTopic(stream, 2) for stream in STREAMS])
     record = replace(job(), positions=by_stream(dict.fromkeys(FIRST, 0)))

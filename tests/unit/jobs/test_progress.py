@@ -174,7 +174,7 @@ def fed(whole: MachineRecord, seed: int) -> JobProgress:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 2**32))
-def test_the_view_is_what_the_audit_proves_however_it_is_read(
+def test_view_equals_the_audit_for_every_order_of_reading(
     seed: int, length: int, order: int
 ) -> None:
     whole = story(seed, length)
@@ -250,7 +250,7 @@ def rows(count: int, skipped: int = 0) -> list[Batch]:
     return made
 
 
-def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
+def test_state_of_an_inactive_job_is_that_of_its_record() -> None:
     record = job()
     for changed, word in (
         ({"wanted": "paused"}, "paused"),
@@ -262,7 +262,7 @@ def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
         assert view.state(NOW) == (word, "why")
 
 
-def test_nobody_leads() -> None:
+def test_job_without_a_leader_waits_for_a_coordinator() -> None:
     view = JobProgress(job())
     assert view.state(NOW).why == "it has not been looked at yet"
     view.look(JobObservation(NOW, {}, None, led=False, ends=FIRST))
@@ -283,7 +283,7 @@ def test_nobody_leads() -> None:
     )
 
 
-def test_member_that_cannot_take_part_gets_the_reason_while_others_go_on() -> None:
+def test_member_that_cannot_take_part_degrades_the_job_with_its_reason() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     group = GroupStatus((WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 do not reach each other"})
     look = JobObservation(
@@ -297,7 +297,7 @@ def test_member_that_cannot_take_part_gets_the_reason_while_others_go_on() -> No
     assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
 
 
-def test_worker_of_another_model_is_reported_by_the_leader_until_it_says_more_itself() -> None:
+def test_worker_with_another_model_is_reported_by_the_leader_or_itself() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     status = replace(leader_status(), left_out={WorkerId("w2"): "another model"})
     look = JobObservation(NOW, {"w1": "alive", "w2": "alive"}, status, led=True, ends=FIRST)
@@ -319,7 +319,7 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
     return replace(record, spec=changed_spec(spec, {"aggregation": block}))
 
 
-def test_a_group_that_runs_keeps_what_carries_its_numbers() -> None:
+def test_transport_of_a_running_group_cannot_be_changed() -> None:
     running, nccl = aggregated({"mode": "group"}).spec, {"mode": "group", "transport": "nccl"}
 
     with pytest.raises(UserError, match=r"a group that runs goes on with gloo: change to aggreg"):
@@ -331,8 +331,8 @@ def test_a_group_that_runs_keeps_what_carries_its_numbers() -> None:
     assert among.transport == "nccl"
 
 
-@pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["the board", "replicas", "slices"])
-def test_a_job_whose_weights_wait_for_storage_to_change_hands_says_so(
+@pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["board", "replicas", "slices"])
+def test_job_whose_weight_handover_waits_for_storage_is_degraded(
     holds: int | UnsetType,
 ) -> None:
     layouts: dict[str, int | UnsetType] = {"board": UNSET, "replicas": 0, "slices": 32}
@@ -354,7 +354,7 @@ def test_a_job_whose_weights_wait_for_storage_to_change_hands_says_so(
         assert lately.word != "degraded"
 
 
-def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginning() -> None:
+def test_layout_of_the_weights_is_unknown_with_a_partial_history() -> None:
     view = JobProgress(job(), 500)
     assert view.state(NOW).word != "degraded"
     view.record = aggregated({"mode": "group"})
@@ -365,7 +365,7 @@ def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginni
     assert view.state(NOW).word == "degraded"
 
 
-def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
+def test_job_whose_only_worker_cannot_join_waits_for_workers() -> None:
     view = running(rows(4), 1, 200)
     unable = {"worker w3": "no room"}
     view.look(
@@ -375,7 +375,7 @@ def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
     assert view.state(NOW).why.endswith("wait and worker w3: no room")
 
 
-def test_job_without_workers_says_at_which_jobs_they_are_until_one_comes() -> None:
+def test_job_without_workers_names_the_jobs_that_have_them() -> None:
     view = running(rows(4), 1, 200)
     turn = "it is another job's turn: the 3 workers are at `a` and `b`"
     seen = JobObservation(
@@ -391,13 +391,13 @@ def test_job_without_workers_says_at_which_jobs_they_are_until_one_comes() -> No
     assert "turn" not in view.state(NOW).why
 
 
-def test_where_redis_is_away_and_updates_come_it_runs() -> None:
+def test_job_with_recent_updates_is_running_without_redis() -> None:
     view = running(rows(4), 1, 200, at_s=NOW - QUIET_S / 2)
     view.look(JobObservation(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == ("running", "")
 
 
-def test_workers_lack_while_there_is_work_alone() -> None:
+def test_job_waits_for_workers_only_while_records_wait() -> None:
     view = running(rows(2), 0, 200)
     view.look(
         JobObservation(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 200})
@@ -416,7 +416,7 @@ def test_workers_lack_while_there_is_work_alone() -> None:
     assert view.state(NOW).word == "drained"
 
 
-def test_a_job_is_degraded_while_records_wait_for_a_schema() -> None:
+def test_job_is_degraded_while_records_wait_for_a_schema() -> None:
     view = running(rows(2), 1, 200)
     waiting = {"w2": REGISTRY_LATE, "w1": REGISTRY_LATE, "w3": REGISTRY_UNREACHABLE}
     view.look(view.seen._replace(waiting=waiting))
@@ -428,7 +428,7 @@ def test_a_job_is_degraded_while_records_wait_for_a_schema() -> None:
     ]
 
 
-def test_a_job_that_no_evaluator_can_track_is_degraded_and_says_which_and_why() -> None:
+def test_job_that_an_evaluator_cannot_track_is_degraded_with_the_reason() -> None:
     view = running(rows(2), 1, 200)
     view.look(view.seen._replace(unable={"evaluator e1": "DOLL_MLFLOW is not set"}))
     assert view.state(NOW) == ("degraded", "evaluator e1: DOLL_MLFLOW is not set")
@@ -436,7 +436,7 @@ def test_a_job_that_no_evaluator_can_track_is_degraded_and_says_which_and_why() 
     assert "evaluator" not in view.state(NOW)[1]
 
 
-def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:
+def test_job_is_drained_once_all_records_are_settled_and_none_arrives() -> None:
     assert running(rows(2), 1, 120).state(NOW) == (
         "drained",
         "all records are settled, and none arrives",
@@ -445,15 +445,15 @@ def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:
     assert running([], 0, 100).state(NOW) == ("waiting for records", "none has come yet")
 
 
-def test_an_update_lacks_records() -> None:
+def test_job_waits_for_records_until_an_update_has_enough() -> None:
     # K = 2 batches of 10: one waits, and 9 records are in none.
     view = running(rows(3), 1, 139)
     assert view.state(NOW) == (
         "waiting for records",
         "an update needs 2 batches of 10: 1 batch and 9 records are there",
     )
-    assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
-    assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
+    assert running(rows(3), 1, 140).state(NOW).word == "running"  # a worker is about to claim them
+    assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is in flight
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
@@ -479,7 +479,7 @@ def test_an_update_lacks_records() -> None:
         (122, ("w1", "w2"), "2 records wait: batch normalization needs two at each of 2 workers"),
     ],
 )
-def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the_state_says_why(
+def test_too_few_records_for_batch_normalization_are_lag_with_a_reason(
     end: int, too_few: tuple[str, ...], why: str
 ) -> None:
     record = job()
@@ -496,7 +496,9 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
     assert view.state(NOW) == ("waiting for records", why)
 
 
-def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_degraded_above_a_share_of_unusable_recent_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = rows(200)
     # None of its records decodes: it is in no update.
     made[7] = rows(8, skipped=BATCH)[7]
@@ -515,7 +517,7 @@ def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.Monke
     )
 
 
-def test_what_was_skipped_long_ago_degrades_nothing() -> None:
+def test_records_skipped_long_ago_do_not_degrade_the_job() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(
@@ -527,7 +529,7 @@ def test_what_was_skipped_long_ago_degrades_nothing() -> None:
     assert view.state(NOW).word != "degraded"
 
 
-def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
+def test_job_whose_records_all_fail_to_decode_is_degraded_not_drained() -> None:
     view = JobProgress(job())
     for offset, each in enumerate(rows(20, skipped=BATCH)):
         view.claims.feed(offset, claim_of(each))
@@ -540,7 +542,7 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     )
 
 
-def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_reasons() -> None:
+def test_slow_stream_that_does_not_decode_is_named_with_top_reasons() -> None:
     view = JobProgress(job())
     busy, slow = PLACES[0], PLACES[2]
     ends = dict(FIRST)
@@ -571,12 +573,12 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
     assert view.state(NOW).word != "degraded"
 
 
-# --- where the beginning is gone ------------------------------------------------------------------
+# --- partial histories ----------------------------------------------------------------------------
 
 
-def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
+def test_progress_comes_from_the_leader_status_with_a_partial_history() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
-    view.claims.feed(7, claim_of(rows(1)[0]))  # nobody can say if it counts
+    view.claims.feed(7, claim_of(rows(1)[0]))  # unknown if it counts
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480, epoch=502), NOW, NOW)
@@ -594,10 +596,10 @@ def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     assert [(each.lag, each.settled) for each in view.streams()] == [(40, 160), (70, 0)]
 
 
-# --- its parts ------------------------------------------------------------------------------------
+# --- parts of the view ----------------------------------------------------------------------------
 
 
-def test_a_rate_is_the_growth_of_the_last_ten_seconds() -> None:
+def test_rate_is_the_growth_over_the_last_ten_seconds() -> None:
     view = JobProgress(job())
     assert [state.rate_per_s for state in view.streams()] == [None, None]
     for second in range(31):
@@ -607,7 +609,7 @@ def test_a_rate_is_the_growth_of_the_last_ten_seconds() -> None:
     assert [state.rate_per_s for state in view.streams()] == [pytest.approx(100.0), 0.0]
 
 
-def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
+def test_rate_and_lag_become_unknown_without_kafka() -> None:
     view = JobProgress(job())
     for second in range(5):
         view.look(JobObservation(float(second), ends=FIRST))
@@ -619,7 +621,7 @@ def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     assert [state.rate_per_s for state in view.streams()] == [None, None]
 
 
-def test_sums_of_batches_that_are_taken_back_are_taken_back() -> None:
+def test_update_totals_exclude_what_was_taken_back() -> None:
     updates = Updates(STREAMS)
     made = [batch(1), batch(2, stream="views")]
     updates.append(update(0, 1, batch(0)), 1.0)
@@ -632,7 +634,7 @@ def test_sums_of_batches_that_are_taken_back_are_taken_back() -> None:
     assert (updates.samples, updates.batches, updates.version) == (BATCH, 1, 1)
 
 
-def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_says(
+def test_lag_comes_from_the_leader_after_a_rollback_beyond_kept_updates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # versions   1  2  3  ..  16  [17  18  19  20]     a Lead takes back what is above 4
@@ -657,7 +659,7 @@ def switches(view: JobProgress) -> list[tuple[int, float | None, str]]:
     return [(row.version, row.at_s, row.mode) for row in view.updates.switches]
 
 
-def test_switches_are_known_and_taken_back() -> None:
+def test_mode_switches_are_recorded_and_removed_by_a_rollback() -> None:
     stale = {"synchrony": Synchrony(1, staleness=1), "base": 0, "equivalent": 1.5}
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
@@ -673,9 +675,7 @@ def test_switches_are_known_and_taken_back() -> None:
     assert (view.numbers(NOW).stale, view.numbers(NOW).updates) == (1, 1.5)
 
 
-def test_the_learning_rate_is_the_newest_updates_and_before_the_first_that_of_its_schedule() -> (
-    None
-):
+def test_learning_rate_is_of_the_newest_update_or_of_the_schedule_start() -> None:
     record = job()
     schedule = ScheduleSpec(kind="cosine", updates=100, warmup_updates=10)
     optimizer = record.spec.optimizer.model_copy(update={"schedule": schedule})
@@ -689,7 +689,7 @@ def test_the_learning_rate_is_the_newest_updates_and_before_the_first_that_of_it
         assert view.numbers(NOW).learning_rate == (rate or None)
 
 
-def test_what_is_of_a_window_is_the_newest_updates_and_no_mean() -> None:
+def test_window_metric_is_the_newest_value_and_others_are_means() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for version, value in ((1, 0.5), (2, 0.75)):
@@ -698,7 +698,7 @@ def test_what_is_of_a_window_is_the_newest_updates_and_no_mean() -> None:
     assert view.numbers(NOW).metrics == {"auc": 0.75, "accuracy": 0.625}
 
 
-def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> None:
+def test_metric_mean_excludes_samples_without_a_value() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     samples = update(0, 1).samples
@@ -715,7 +715,7 @@ def shown(made: Synchrony) -> SynchronyAnswer:
     return SynchronyAnswer.model_validate(made, from_attributes=True)
 
 
-def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
+def test_synchrony_is_of_the_newest_update_or_of_a_later_change() -> None:
     record = job()
     view = JobProgress(record)
     own = Synchrony(record.spec.group_size)
@@ -731,7 +731,7 @@ def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> Non
     assert view.numbers(NOW).synchrony == shown(one_worker)
 
 
-def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
+def test_quarantine_by_an_unknown_leader_is_ignored() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     assert not view.feed_update(1, quarantine(7, 3), NOW, NOW)
@@ -740,7 +740,7 @@ def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("lost", ["expired", "poison: it raised"])
-def test_a_quarantine_of_a_batch_whose_claim_was_lost_is_replaced_by_that_of_the_next_one_there(
+def test_quarantine_of_a_batch_with_a_lost_claim_is_replaced(
     lost: str,
 ) -> None:
     # control   3: a batch, lost by Kafka      3: another batch
@@ -755,8 +755,8 @@ def test_a_quarantine_of_a_batch_whose_claim_was_lost_is_replaced_by_that_of_the
     assert view.numbers(NOW).quarantined == 0
 
 
-def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_look_on() -> None:
-    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     nobody has claimed any of it
+def test_records_deleted_unread_count_as_expired_and_not_as_lag() -> None:
+    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     none of it is claimed
     view, place = JobProgress(job()), PLACES[0]
     ends = {**FIRST, place: FIRST[place] + 10}
     view.look(JobObservation(1.0, ends=ends, starts=FIRST))
@@ -778,7 +778,7 @@ SINCE = datetime.fromtimestamp(NOW - 60.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"
 
 
 @pytest.mark.parametrize("server", ["kafka", "redis"])
-def test_server_without_which_nothing_is_learned_is_the_state_once_nothing_is(server: str) -> None:
+def test_outage_of_a_required_server_is_the_state_once_updates_stop(server: str) -> None:
     name = server.title()
     view = running(rows(4), 1, 200, at_s=NOW)
     outages = {server: OutageNotice(NOW - 60.0, f"{name} is unavailable: refused")}
@@ -792,7 +792,7 @@ def test_server_without_which_nothing_is_learned_is_the_state_once_nothing_is(se
     assert view.state(later).word == "waiting for a coordinator"
 
 
-def test_server_that_only_others_cannot_use_is_reported_with_their_names() -> None:
+def test_server_unavailable_to_some_processes_is_reported_with_their_names() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     unable = unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
@@ -819,7 +819,7 @@ def test_forged_notice_of_an_outage_is_ignored(since: str) -> None:
     assert view.state(NOW).word == "running"
 
 
-def test_registry_that_is_unavailable_is_reported_with_the_time_since_when() -> None:
+def test_unavailable_registry_is_reported_with_the_time_since_when() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     unable = unable_to_use("schema_registry", "w1", NOW - 60.0, "refused")
     waiting = {"w1": REGISTRY_UNREACHABLE}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OTHERS = "digits-2", "digits.i2", "digit"  # jobs whose names look alike
 
 
-class MortalLog(MemoryLog):
+class FailingLog(MemoryLog):
     """A log that becomes unavailable once, when topics are deleted."""
 
     dies = False
@@ -66,7 +66,7 @@ class World:
     """Jobs that have everything that a job can have."""
 
     def __init__(self) -> None:
-        self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
+        self.log, self.redis, self.blobs = FailingLog(), MemoryRedis(), MemoryBlobs()
         self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
         self.job_store = JobOperations(self.log)
         for name in OTHERS:
@@ -124,7 +124,7 @@ def world() -> World:
     return World()
 
 
-def test_a_purge_removes_all_that_a_job_has_and_nothing_of_others(world: World) -> None:
+def test_purge_removes_everything_of_a_job_and_nothing_of_others(world: World) -> None:
     world.work(world.submit())
     with closing(world.log.stream(group_name("digits"), ["clinic-a"], "w1")) as reader:
         reader.poll(1, 0.0)
@@ -137,7 +137,7 @@ def test_a_purge_removes_all_that_a_job_has_and_nothing_of_others(world: World) 
     assert world.submit() == "digits.I2"
 
 
-def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) -> None:
+def test_purge_of_a_running_or_led_job_is_rejected(world: World) -> None:
     world.work(world.submit())
     before = world.everything()
     with pytest.raises(ConflictError, match="is running: stop it first"):
@@ -151,7 +151,7 @@ def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) ->
         purge("digts", world.job_store, world.outside())
 
 
-def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World) -> None:
+def test_purge_of_a_job_of_a_newer_format_is_rejected(world: World) -> None:
     world.work("digits")
     writer = world.log.writer()
     number = str(world.log.bounds(Partition(JOBS, 0)).end + 1)  # above all that there are
@@ -163,7 +163,7 @@ def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World)
     assert world.everything() == before
 
 
-def test_a_job_that_was_deleted_alone_is_purged_later(world: World) -> None:
+def test_deleted_job_can_be_purged_later(world: World) -> None:
     for job in ("digits", "digits.I2"):
         assert world.submit() == job
         world.work(job)
@@ -177,20 +177,20 @@ def test_a_job_that_was_deleted_alone_is_purged_later(world: World) -> None:
 
 
 @pytest.mark.parametrize("calls", range(6))
-def test_a_purge_that_is_cut_short_is_gone_on_with(world: World, calls: int) -> None:
+def test_interrupted_purge_is_completed_by_the_next_purge(world: World, calls: int) -> None:
     world.work(world.submit())
     world.stop()
     world.log.dies = True
     cut = purge("digits", world.job_store, world.outside(DyingBlobs(world.blobs, calls)))
     assert any("Kafka is unavailable" in why for why in cut.kept)
-    assert world.submit() == "digits.I2", "the name is free all the same"
+    assert world.submit() == "digits.I2", "the name is free although the purge is incomplete"
     world.work("digits.I2")
     world.stop()
     assert not purge("digits", world.job_store, world.outside()).kept
     assert world.left() == (set(), set(), set())
 
 
-def test_a_purge_goes_on_where_there_is_no_job_any_more(world: World) -> None:
+def test_repeated_purge_completes_after_the_job_record_is_removed(world: World) -> None:
     world.work(world.submit())
     world.stop()
     world.log.refuses = "no right to delete"
@@ -199,11 +199,11 @@ def test_a_purge_goes_on_where_there_is_no_job_any_more(world: World) -> None:
     assert not cut.topics
     world.log.refuses = ""
     assert len(purge("digits", world.job_store, world.outside()).topics) == 5
-    assert not purge("digits", world.job_store, world.outside()), "once more does no harm"
-    assert world.job_store.id_of("digits") == "digits.I2", "nor takes it another number"
+    assert not purge("digits", world.job_store, world.outside()), "a repeated purge has no effect"
+    assert world.job_store.id_of("digits") == "digits.I2", "the incarnation stays"
 
 
-def test_two_purges_at_once_remove_everything_once(world: World) -> None:
+def test_concurrent_purges_remove_everything_once(world: World) -> None:
     world.work(world.submit())
     world.stop()
     other = JobOperations(world.log)
@@ -216,7 +216,7 @@ def test_two_purges_at_once_remove_everything_once(world: World) -> None:
     assert set(world.log.topics()) >= {control_topic("digits.I2"), updates_topic("digits.I2")}
 
 
-def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world: World) -> None:
+def test_topics_recreated_by_a_frozen_process_go_with_the_next_purge(world: World) -> None:
     world.submit()
     world.stop()
     purge("digits", world.job_store, world.outside())
@@ -230,7 +230,7 @@ def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world
     assert world.left() == (set(), set(), set())
 
 
-def test_what_cannot_be_known_or_removed_is_reported(world: World) -> None:
+def test_purge_reports_what_it_cannot_find_or_remove(world: World) -> None:
     world.work(world.submit())
     world.stop()
     reader = world.log.stream(group_name("digits"), ["clinic-a"], "w1")

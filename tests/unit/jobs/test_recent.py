@@ -17,7 +17,7 @@ def made(recent: RecentRates, first: int, updates: int, from_s: float) -> float:
     return from_s + (updates - 1) / RATE_PER_S
 
 
-def test_rates_are_those_of_the_window() -> None:
+def test_rates_cover_the_window() -> None:
     recent = RecentRates()
     until_s = made(recent, 1, 500, 1000.0)
     updates_per_s, _ = recent.rates(until_s)
@@ -25,7 +25,7 @@ def test_rates_are_those_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("back_s", [5.0, 3600.0])
-def test_what_was_made_before_the_clock_was_set_back_is_soon_forgotten(back_s: float) -> None:
+def test_rates_recover_soon_after_the_clock_is_set_back(back_s: float) -> None:
     recent = RecentRates()
     before_s = made(recent, 1, 500, 10_000.0)
     now_s = made(recent, 501, int(3 * WINDOW_S * RATE_PER_S), before_s - back_s)

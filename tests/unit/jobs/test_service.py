@@ -83,7 +83,7 @@ class Bench:
         return self.blobs.content[name]
 
 
-def test_checkpoint_is_copied_where_torch_is_not_installed() -> None:
+def test_checkpoint_is_copied_without_torch() -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH]
     done = subprocess.run(  # noqa: S603 -- our own command line
         command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
@@ -95,7 +95,7 @@ def test_checkpoint_is_copied_where_torch_is_not_installed() -> None:
     ], done.stderr
 
 
-def test_checkpoint_of_the_same_optimizer_is_copied_as_it_is() -> None:
+def test_checkpoint_of_the_same_optimizer_is_copied_unchanged() -> None:
     bench = Bench()
     bench.jobs.copy_checkpoint(NEXT, "first")
     assert bench.copied() == bench.data
@@ -122,7 +122,7 @@ def test_checkpoint_of_another_optimizer_is_copied_without_its_state(
     assert msgspec.json.decode(metadata["trainer"])["optimizer"] == kind
 
 
-def test_request_that_comes_twice_copies_nothing_the_second_time() -> None:
+def test_repeated_request_copies_no_checkpoint() -> None:
     bench = Bench()
     origin, _ = bench.jobs.copy_checkpoint(NEXT, "first", "key:body")
     record, is_new = bench.jobs.submit(NEXT, "key:body", origin)

@@ -50,7 +50,7 @@ def changed(path: str = "", value: Any = None) -> str:  # noqa: ANN401 -- any JS
     return yaml.safe_dump(data, sort_keys=False)
 
 
-def test_plain_data_with_lists_is_validated_as_it_is_at_submission() -> None:
+def test_plain_data_validates_the_same_as_a_submitted_job() -> None:
     data = yaml.safe_load(TEXT)
     data["tuner"] = {"group_size": [10, 40]}
     data["task"] |= {"network": "cnn-28"}
@@ -71,7 +71,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def test_the_design_s_example_is_a_job() -> None:
+def test_example_job_file_is_parsed() -> None:
     spec = parse_job(TEXT)
     assert (spec.name, spec.batch_size, spec.group_size) == ("digits", 256, 20)
     assert spec.streams == ("clinic-a", "clinic-b")
@@ -84,7 +84,7 @@ def test_the_design_s_example_is_a_job() -> None:
 AVERAGING = {"mode": "averaging", "local_rate": 0.5}
 
 
-def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
+def test_averaging_with_group_size_1_is_rejected() -> None:
     text = yaml.safe_dump(yaml.safe_load(changed("group_size", 1)) | {"synchronisation": AVERAGING})
     assert refusal(text) == (
         "job file: synchronisation.local_rate: with group_size 1 a worker is never asked for"
@@ -130,14 +130,14 @@ def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
         ),
     ],
 )
-def test_aggregation_that_cannot_be_is_refused(
+def test_invalid_aggregation_is_rejected(
     block: dict[str, Any], other: dict[str, Any], message: str
 ) -> None:
     text = yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": block} | other)
     assert refusal(text).startswith(f"job file: {message}")
 
 
-def test_workers_may_add_up_among_themselves() -> None:
+def test_group_aggregation_uses_default_settings() -> None:
     block = {"mode": "group"}
     found = parse_job(yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": block}))
     assert found.grouped
@@ -145,7 +145,7 @@ def test_workers_may_add_up_among_themselves() -> None:
     assert found.aggregation.core == AggregationSettings()
 
 
-def test_the_board_may_be_named() -> None:
+def test_board_aggregation_can_be_named_explicitly() -> None:
     named = parse_job(yaml.safe_dump(yaml.safe_load(TEXT) | {"aggregation": {"mode": "board"}}))
     assert not named.grouped
     assert "aggregation" not in parse_job(TEXT).model_dump()
@@ -163,7 +163,7 @@ def test_the_board_may_be_named() -> None:
         (AVERAGING, 0, 0, 0.5, 40),
     ],
 )
-def test_a_mode_is_a_name_for_numbers(
+def test_synchronisation_mode_sets_its_core_numbers(
     block: object, staleness: int, per_worker: int, local_rate: float, bound: int
 ) -> None:
     sgd = changed("optimizer.name", "sgd")
@@ -183,7 +183,7 @@ def with_rules(*rules: object, **fields: object) -> str:
     return json.dumps(job | {"synchronisation": {"rules": list(rules)}} | fields)
 
 
-def test_rules_are_modes_for_a_while() -> None:
+def test_synchronisation_rules_become_core_rules() -> None:
     spec = parse_job(with_rules(BUSY, MANY))
     busy, many = spec.synchronised.core_rules(spec.group_size)
     assert busy == Rule(
@@ -195,7 +195,7 @@ def test_rules_are_modes_for_a_while() -> None:
     assert job_from_json(spec.model_dump_json()) == spec
 
 
-def test_a_worker_holds_enough_for_the_largest_group_of_any_rule() -> None:
+def test_waiting_bound_covers_the_largest_group_of_any_rule() -> None:
     large = MANY | {"group_size": 50}
     spec = parse_job(with_rules(BUSY, large))
     assert (spec.waiting_bound, spec.largest_group) == (4 * 50, 50)
@@ -216,12 +216,12 @@ def test_a_worker_holds_enough_for_the_largest_group_of_any_rule() -> None:
         ([MANY | {"mode": "averaging"}], "rules[0]: staleness: nothing is stale where the mode is"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(rules: list[object], message: str) -> None:
+def test_invalid_rule_is_rejected(rules: list[object], message: str) -> None:
     refused = refusal(with_rules(*rules))
     assert message in refused, refused
 
 
-def test_rules_from_the_narrow_to_the_wide_all_count() -> None:
+def test_rules_ordered_from_narrow_to_wide_are_accepted() -> None:
     fewer = MANY | {"when": {"workers_from": 8}}
     assert len(parse_job(with_rules(MANY, fewer)).synchronised.rules) == 2
 
@@ -233,7 +233,7 @@ def with_tuner(tuner: object, **fields: object) -> str:
     return json.dumps(yaml.safe_load(TEXT) | {"tuner": tuner} | fields)
 
 
-def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
+def test_tuner_can_choose_group_size_and_workers() -> None:
     spec = parse_job(with_tuner({"group_size": [2, 24], "workers": "balanced"}, **RENTED))
     assert spec.group_sizes == (2, 24)
     assert (spec.waiting_bound, spec.largest_group) == (48, 24)
@@ -269,14 +269,12 @@ def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
         ),
     ],
 )
-def test_a_tuner_that_makes_no_sense_is_refused(
-    tuner: object, fields: dict[str, object], message: str
-) -> None:
+def test_invalid_tuner_is_rejected(tuner: object, fields: dict[str, object], message: str) -> None:
     refused = refusal(with_tuner(tuner, **fields))
     assert message in refused, refused
 
 
-def test_a_job_is_written_without_blocks_that_it_does_not_have() -> None:
+def test_job_json_omits_unset_blocks() -> None:
     written = parse_job(TEXT).model_dump_json()
     assert "synchronisation" not in written
     assert "clip_norm" not in written
@@ -397,13 +395,11 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("on_preemption", "pray", "job file: on_preemption: must be 'reassign' or 'hold', got"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_its_path(
-    path: str, value: object, message: str
-) -> None:
+def test_invalid_value_is_rejected_by_its_path(path: str, value: object, message: str) -> None:
     assert refusal(changed(path, value)).startswith(message)
 
 
-def test_where_a_job_is_tracked_goes_with_it_and_is_not_said_of_others() -> None:
+def test_tracking_round_trips_and_is_omitted_if_unset() -> None:
     assert parse_job(changed("tracking", {})).tracking is not None
     spec = parse_job(changed("tracking", {"register": "digits"}))
     assert spec.tracking is not None
@@ -412,7 +408,7 @@ def test_where_a_job_is_tracked_goes_with_it_and_is_not_said_of_others() -> None
     assert "tracking" not in parse_job(TEXT).model_dump_json()  # programs before it read it
 
 
-def test_a_misspelt_field_gets_the_one_that_was_meant() -> None:
+def test_misspelt_field_is_rejected_with_a_suggestion() -> None:
     text = TEXT.replace("batch_size:", "batchsize:")
     assert 'unknown field "batchsize" (did you mean "batch_size"?)' in refusal(text)
     text = TEXT.replace("workers: 64", "worker: 64")
@@ -438,16 +434,16 @@ def test_a_misspelt_field_gets_the_one_that_was_meant() -> None:
         ("a" * 1_000_001, "job file: 1,000,001 characters are above 1,000,000"),
     ],
 )
-def test_text_that_is_no_mapping_is_refused_with_its_place(text: str, message: str) -> None:
+def test_text_that_is_not_a_mapping_is_rejected_with_its_position(text: str, message: str) -> None:
     assert refusal(text).startswith(message)
 
 
-def test_numbers_and_words_are_those_of_yaml_1_2() -> None:
+def test_job_file_is_parsed_as_yaml_1_2() -> None:
     assert parse_job(TEXT.replace("1.0e-3", "1e-3")).optimizer.learning_rate == 0.001
     assert parse_job(TEXT.replace("name: digits", "name: no")).name == "no"
 
 
-def test_columns_of_one_task_that_must_be_of_one_length_are() -> None:
+def test_task_columns_of_different_lengths_are_rejected() -> None:
     fields = {
         "index": {"dtype": "int32", "shape": [39]},
         "value": {"dtype": "float32", "shape": [40]},
@@ -461,18 +457,18 @@ def test_columns_of_one_task_that_must_be_of_one_length_are() -> None:
     )
 
 
-def test_a_start_time_is_seconds_since_1970() -> None:
+def test_start_time_is_converted_to_seconds_since_1970() -> None:
     spec = parse_job(TEXT + "start_at: 2026-01-31T12:00:00Z\n")
     assert spec.start_s == datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
     assert parse_job(TEXT).start_s is None
 
 
-def test_the_bound_of_waiting_batches_lets_one_survivor_fill_a_group_while_it_computes() -> None:
+def test_default_waiting_bound_is_twice_the_group_size() -> None:
     assert parse_job(TEXT).waiting_bound == 40
     assert parse_job(TEXT + "waiting_batches: 20\n").waiting_bound == 20
 
 
-def test_sizes_of_the_task_are_those_of_the_records_and_no_others() -> None:
+def test_task_sizes_come_from_the_records_and_cannot_differ() -> None:
     sizes = {"channels": 1, "height": 28, "width": 28}
     assert parse_job(TEXT).task_options == {**sizes, "classes": 10}
     with pytest.raises(UserError, match=r"task\.width: the records have 28, got 30"):
@@ -487,7 +483,7 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(JobSpec.model_fields)), json_values)
-def test_whatever_a_field_holds_it_is_a_job_or_refused_in_one_line(
+def test_arbitrary_field_value_is_accepted_or_rejected_in_one_line(
     field: str, value: object
 ) -> None:
     data = {**yaml.safe_load(TEXT), field: value}
@@ -500,6 +496,6 @@ def test_whatever_a_field_holds_it_is_a_job_or_refused_in_one_line(
 
 
 @given(st.text(max_size=40))
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_parse_job_raises_only_user_errors_on_arbitrary_text(text: str) -> None:
     with pytest.raises(UserError):
         parse_job(text)

@@ -84,7 +84,7 @@ def write(
     assert writer.flush(1.0)
 
 
-def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
+def test_submitted_job_is_read_by_every_store(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
     a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     known = {A: LogPosition(0, a), B: LogPosition(0, b)}
@@ -96,20 +96,20 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     assert JobOperations(log).read() == {"digits": record}
 
 
-def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
+def test_submit_creates_the_topics_of_the_job(log: MemoryLog) -> None:
     JobOperations(log).submit(parse_job(TEXT))
     for topic in ("doll.digits.control", "doll.digits.updates", "clinic-a.dlq", "clinic-b.dlq"):
         assert log.partitions(topic) == (Partition(topic, 0),)
 
 
-def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog) -> None:
+def test_submit_with_a_missing_stream_is_rejected_and_creates_nothing(log: MemoryLog) -> None:
     spec = parse_job(TEXT.replace("clinic-b", "clinic-x"))
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
         JobOperations(log).submit(spec)
     assert JobOperations(log).read() == {}
 
 
-def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
+def test_group_size_whose_update_exceeds_a_record_is_rejected(log: MemoryLog) -> None:
     large = TEXT.replace("group_size: 20", "group_size: 1000000")
     with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
         JobOperations(log).submit(parse_job(large))
@@ -119,7 +119,7 @@ def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: Memory
         job_store.patch("digits", "more at once", changed={"group_size": 10**6})
 
 
-def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
+def test_submit_with_too_many_partitions_is_rejected_and_creates_nothing() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
     with pytest.raises(UserError, match="where its 2801 partitions begin take"):
@@ -129,7 +129,7 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
         log.partitions(topics.control_topic("digits"))
 
 
-def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
+def test_hold_with_a_reason_of_any_length_fits_the_largest_job_record() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
     job_store = JobOperations(log)
@@ -143,20 +143,20 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
 
 
-def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
+def test_resume_after_loss_requires_a_held_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
-        job_store.patch("digits", "go on", after_loss=AfterLoss())
+        job_store.patch("digits", "resume", after_loss=AfterLoss())
     for times in (1, 2):
         job_store.hold(job_store.get("digits"), "records were lost")
-        record = job_store.patch("digits", "go on", after_loss=AfterLoss(from_start=times == 2))
+        record = job_store.patch("digits", "resume", after_loss=AfterLoss(from_start=times == 2))
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
     assert JobOperations(log).get("digits") == record
     assert record.from_start
 
 
-def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
+def test_submit_with_a_name_in_use_is_rejected_with_the_state_of_its_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
@@ -166,7 +166,7 @@ def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> N
         JobOperations(log).submit(parse_job(TEXT))
 
 
-def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
+def test_submit_with_leftover_history_of_the_name_is_rejected(log: MemoryLog) -> None:
     log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
     with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
@@ -174,7 +174,7 @@ def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> 
 
 
 @pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
-def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
+def test_submit_with_lossy_topic_settings_is_rejected_with_the_command(
     log: MemoryLog, topic: str
 ) -> None:
     """The topic exists already with the cluster's defaults, or with changed settings."""
@@ -192,7 +192,7 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     assert job_store.submit(parse_job(TEXT)).wanted == "running"
 
 
-def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
+def test_patch_of_wanted_sets_the_reason(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "prices are high", wanted="paused")
@@ -202,7 +202,7 @@ def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
     assert JobOperations(log).get("digits").wanted == "running"
 
 
-def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
+def test_resumed_job_equals_the_job_before_its_stop(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     submitted = job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "enough", wanted="stopped")
@@ -210,14 +210,14 @@ def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
     assert replace(resumed, changes=submitted.changes) == submitted
 
 
-def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
+def test_origin_is_kept_by_changes(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     assert job_store.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
     job_store.patch("digits", "enough", wanted="paused")
     assert JobOperations(log).get("digits").origin == ORIGIN
 
 
-def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
+def test_get_of_an_unknown_job_lists_the_existing_jobs(log: MemoryLog) -> None:
     with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
         JobOperations(log).get("digit")
     JobOperations(log).submit(parse_job(TEXT))
@@ -225,7 +225,7 @@ def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog)
         JobOperations(log).patch("digit", "", wanted="paused")
 
 
-def test_news_come_with_a_refresh(log: MemoryLog) -> None:
+def test_refresh_returns_the_latest_jobs(log: MemoryLog) -> None:
     watcher, writer = JobOperations(log), JobOperations(log)
     assert watcher.refresh(0.0) == {}
     writer.submit(parse_job(TEXT))
@@ -235,7 +235,7 @@ def test_news_come_with_a_refresh(log: MemoryLog) -> None:
     assert watcher.refresh(0.0)["digits"].wanted == "paused"
 
 
-def test_what_does_not_parse_is_logged_and_hurts_nobody(
+def test_unreadable_records_are_logged_and_change_no_job(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     JobOperations(log).submit(parse_job(TEXT))
@@ -247,7 +247,7 @@ def test_what_does_not_parse_is_logged_and_hurts_nobody(
     assert caplog.text.count("job_rejected") == 5
 
 
-def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
+def test_unreadable_records_are_listed_with_offsets_until_replaced(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, b"{", b"digits", 2)
@@ -264,7 +264,7 @@ def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: M
     assert job_store.table.unreadable == {}
 
 
-def test_a_record_of_another_program_changes_no_job(
+def test_record_without_a_valid_number_changes_no_job(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_store = JobOperations(log)
@@ -276,7 +276,7 @@ def test_a_record_of_another_program_changes_no_job(
     assert JobOperations(log).read() == {"digits": known}
 
 
-def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
+def test_reader_whose_position_was_deleted_reads_from_the_start(log: MemoryLog) -> None:
     late, job_store = JobOperations(log), JobOperations(log)
     assert late.read() == {}
     job_store.submit(parse_job(TEXT))
@@ -286,9 +286,7 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 5])
-def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
-    log: MemoryLog, others: int
-) -> None:
+def test_reader_of_a_recreated_topic_reads_from_the_start(log: MemoryLog, others: int) -> None:
     late, job_store = JobOperations(log), JobOperations(log)
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "", wanted="paused")
@@ -301,7 +299,7 @@ def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     assert JobOperations(log).read() == {}
 
 
-def test_refresh_never_returns_a_part_of_the_topic(
+def test_refresh_never_returns_part_of_the_topic(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
@@ -343,7 +341,7 @@ class RacingLog(MemoryLog):
         return super().append(record)
 
 
-def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_gets_an_error() -> None:
+def test_second_of_two_concurrent_submissions_of_a_name_is_rejected() -> None:
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
@@ -353,7 +351,7 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_gets_
     assert JobOperations(log).get("digits").spec.batch_size == 8
 
 
-def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> None:
+def test_concurrent_patches_are_merged() -> None:
     log = RacingLog()
     with_streams(log)
     job_store = JobOperations(log)
@@ -372,7 +370,7 @@ def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> No
     assert (made.spec.group_size, made.spec.batch_size, made.revision) == (6, 8, 3)
 
 
-def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> None:
+def test_second_of_two_concurrent_patches_of_a_revision_is_rejected() -> None:
     log = RacingLog()
     with_streams(log)
     job_store = JobOperations(log)
@@ -388,7 +386,7 @@ def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> N
     assert (found.spec.group_size, found.spec.batch_size, found.wanted) == (5, 256, "running")
 
 
-def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
+def test_patch_is_applied_completely_or_not_at_all(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match="is not held"):
@@ -402,7 +400,7 @@ def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
     assert log.bounds(JOBS).end == end + 1
 
 
-def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
+def test_stop_of_a_finished_job_changes_nothing(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     finished = job_store.finish("digits", "400 updates applied", 0)
@@ -413,7 +411,7 @@ def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
     assert not job_store.patch("digits", "more", wanted="running").finished
 
 
-def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: MemoryLog) -> None:
+def test_finish_of_a_changed_or_stopped_job_has_no_effect(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     changed = job_store.patch("digits", "", changed={"group_size": 5})
@@ -425,7 +423,7 @@ def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: Memory
 
 
 @pytest.mark.parametrize("wanted", ["paused", "stopped"])
-def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wanted: Wanted) -> None:
+def test_hold_of_a_paused_or_stopped_job_changes_nothing(log: MemoryLog, wanted: Wanted) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.patch("digits", "by a person", wanted=wanted)
@@ -433,9 +431,7 @@ def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wante
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_hold_that_was_decided_before_a_person_resumed_the_job_changes_nothing(
-    log: MemoryLog, *, held: bool
-) -> None:
+def test_hold_decided_before_a_resume_changes_nothing(log: MemoryLog, *, held: bool) -> None:
     # one leader   decides to hold ........................ writes, late
     # the others       hold, or a person pauses
     # a person                                    resumes
@@ -450,7 +446,7 @@ def test_hold_that_was_decided_before_a_person_resumed_the_job_changes_nothing(
     assert job_store.hold(resumed, "its task raises again").held
 
 
-def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
+def test_patch_finds_its_record_if_kafka_reports_no_offset() -> None:
     log = RacingLog()
     with_streams(log)
     JobOperations(log).submit(parse_job(TEXT))
@@ -460,18 +456,18 @@ def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
     assert JobOperations(log).get("digits").reason == "mine"
 
 
-def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
+def test_patch_concurrent_with_a_delete_does_not_restore_the_job() -> None:
     log = RacingLog()
     with_streams(log)
     JobOperations(log).submit(parse_job(TEXT))
     JobOperations(log).patch("digits", "enough", wanted="stopped")
     log.meanwhile = lambda: JobOperations(log).delete("digits")
     with pytest.raises(NotFoundError, match='no job "digits"'):
-        JobOperations(log).patch("digits", "go on", wanted="running")
+        JobOperations(log).patch("digits", "resume", wanted="running")
     assert JobOperations(log).read() == {}
 
 
-def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
+def test_patch_detects_a_lost_race_while_other_threads_read() -> None:
     log = RacingLog()
     with_streams(log)
     job_store = JobOperations(log)
@@ -491,7 +487,7 @@ def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_mea
     assert (made.wanted, made.spec.group_size) == ("paused", 5)
 
 
-def test_one_book_serves_many_threads(log: MemoryLog) -> None:
+def test_store_can_be_shared_by_threads(log: MemoryLog) -> None:
     job_store, names = JobOperations(log), [f"digits-{number}" for number in range(6)]
     for name in names:
         job_store.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
@@ -501,7 +497,7 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
             job_store.patch(name, "the test says so", changed={"group_size": size})
             job_store.hold(job_store.get(name), f"at {size}")
             assert job_store.get(name).spec.group_size == size
-            job_store.patch(name, "goes on", wanted="running")
+            job_store.patch(name, "resumed", wanted="running")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
@@ -514,7 +510,7 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
     assert job_store.read() == JobOperations(log).read()
 
 
-def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
+def test_read_by_another_thread_wakes_a_waiting_refresh(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.read()
     seen = list[str]()
@@ -526,7 +522,7 @@ def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: M
     assert seen == ["digits"]
 
 
-def test_whoever_writes_after_me_is_no_conflict() -> None:
+def test_change_written_after_a_patch_is_not_a_conflict() -> None:
     log = RacingLog()
     with_streams(log)
     job_store = JobOperations(log)
@@ -547,7 +543,7 @@ def test_whoever_writes_after_me_is_no_conflict() -> None:
         ("adam", "mean", {}, 0.1),
     ],
 )
-def test_a_learning_rate_goes_with_its_group_size(
+def test_learning_rate_follows_the_group_size_for_mean_sgd(
     log: MemoryLog, optimizer: str, reduction: str, given: dict[str, Value], rate: float
 ) -> None:
     tree = yaml.safe_load(TEXT)
@@ -560,7 +556,7 @@ def test_a_learning_rate_goes_with_its_group_size(
     assert job_store.patch("digits", "again", changed=changed) == record
 
 
-def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
+def test_change_adds_a_revision_and_is_recorded(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
     job_store = JobOperations(log, clock=clock)
     job_store.submit(parse_job(TEXT))
@@ -586,7 +582,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     assert record.changes[-1].changed == {"deadline_s": None}
 
 
-def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
+def test_blocks_are_replaced_and_removed_as_a_unit(log: MemoryLog) -> None:
     stale, exact = {"mode": "stale", "staleness": 2}, {"significance": 1.5}
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
@@ -613,7 +609,7 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     assert record.changes[-1].changed == {"synchronisation": None, "compression": None}
 
 
-def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
+def test_record_with_an_unknown_block_is_ignored(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     newer = encode_entry(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
@@ -622,7 +618,7 @@ def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: Memo
     assert 'unknown field "rings"' in job_store.table.unreadable["digits"].reason
 
 
-def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
+def test_patch_without_a_change_writes_nothing(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     record = job_store.submit(parse_job(TEXT))
     end = log.bounds(JOBS).end
@@ -654,7 +650,7 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
         ({"compression": 1.5}, "compression: must be a mapping of fields to values, got 1.5"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_refused_by_its_name(
+def test_patch_with_an_invalid_value_is_rejected_by_its_field(
     log: MemoryLog, changed: dict[str, Value], message: str
 ) -> None:
     job_store = JobOperations(log)
@@ -665,14 +661,14 @@ def test_a_change_that_makes_no_sense_is_refused_by_its_name(
     assert job_store.get("digits") == record
 
 
-def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
+def test_patch_of_group_size_above_waiting_batches_is_rejected(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
     with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
         job_store.patch("digits", "", changed={"group_size": 31})
 
 
-def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
+def test_record_keeps_only_the_last_changes(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     for size in range(1, CHANGES_KEPT + 3):
@@ -683,13 +679,13 @@ def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
     assert record.changes[0].action == "submitted"
 
 
-def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
+def test_delete_requires_a_stopped_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
         job_store.delete("digits")
     job_store.patch("digits", "enough", wanted="stopped")
-    assert job_store.patch("digits", "for when it goes on", changed={"group_size": 3}).revision == 1
+    assert job_store.patch("digits", "for the next run", changed={"group_size": 3}).revision == 1
     job_store.delete("digits")
     assert JobOperations(log).read() == {}
     for act in (
@@ -701,7 +697,7 @@ def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog)
             act()
 
 
-def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: MemoryLog) -> None:
+def test_job_that_reuses_a_freed_name_has_its_own_topics(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     assert (first.id, job_store.id_of("digits")) == ("digits", "digits")
@@ -718,7 +714,7 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
     assert decode_entry(b"digits", encode_entry(second)) == second
 
 
-def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
+def test_name_of_a_deleted_job_with_history_is_taken_until_freed(
     log: MemoryLog,
 ) -> None:
     job_store = JobOperations(log)
@@ -732,7 +728,7 @@ def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
         job_store.free("digits")
 
 
-def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log: MemoryLog) -> None:
+def test_finish_or_hold_for_an_earlier_incarnation_is_rejected(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "enough", wanted="stopped")
@@ -749,7 +745,7 @@ def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log:
     assert job_store.hold(second, "why").held
 
 
-def test_two_who_free_a_name_at_once_free_it_once() -> None:
+def test_concurrent_frees_of_a_name_free_it_once() -> None:
     log = RacingLog()
     with_streams(log)
     JobOperations(log).submit(parse_job(TEXT))
@@ -759,14 +755,14 @@ def test_two_who_free_a_name_at_once_free_it_once() -> None:
     assert JobOperations(log).submit(parse_job(TEXT)).id == "digits.I2"
 
 
-def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
+def test_request_of_a_submission_is_kept_by_changes(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT), request="4f21")
     job_store.patch("digits", "", changed={"group_size": 3})
     assert job_store.patch("digits", "", wanted="paused").request == "4f21"
 
 
-def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
+def test_first_positions_follow_start_at(log: MemoryLog) -> None:
     clock = ManualClock(1_000_000.0)
     log = with_streams(MemoryLog(clock))
     for _ in range(3):
@@ -785,7 +781,7 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
     }
 
 
-def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
+def test_submit_records_the_position_and_topic_id_of_each_stream(log: MemoryLog) -> None:
     for _ in range(3):
         write(log, "clinic-a", b"record")
     JobOperations(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
@@ -797,7 +793,7 @@ def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog)
     assert log.agrees(record.known) == {B: 0}
 
 
-def test_a_record_survives_the_wire() -> None:
+def test_job_record_round_trips() -> None:
     record = JobRecord(parse_job(TEXT), "paused", by_stream({A: 5, B: 7}), "why", 1000.5)
     assert decode_entry(b"digits", encode_entry(record)) == record
     assert b"origin" not in encode_entry(record)
@@ -810,7 +806,7 @@ def test_a_record_survives_the_wire() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("a1" * 32, "../" * 3), ("400", "-1"), ("12", '"12"')])
-def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
+def test_invalid_origin_is_rejected(old: str, new: str) -> None:
     record = JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0, ORIGIN)
     value = encode_entry(record).decode()
     origin = value[value.index('"origin"') :]
@@ -828,7 +824,7 @@ def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
         (b"digits", {}, "first positions are not those of its streams"),
     ],
 )
-def test_a_record_that_contradicts_itself_is_refused(
+def test_inconsistent_job_record_is_rejected(
     key: bytes | None, first: dict[Partition, int], message: str
 ) -> None:
     record = JobRecord(parse_job(TEXT), "running", by_stream(first), "", 0.0)
@@ -837,21 +833,21 @@ def test_a_record_that_contradicts_itself_is_refused(
     assert message in str(caught.value)
 
 
-def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
+def test_revision_that_differs_from_the_last_change_is_rejected() -> None:
     record = JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0)
     record = replace(record, revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
     with pytest.raises(WireError, match="revision 2 is not that of its last change"):
         decode_entry(b"digits", encode_entry(record))
 
 
-def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
+def test_job_record_of_a_later_format_is_rejected() -> None:
     written = encode_entry(JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0))
     later = (written[:-1] + b',"format":2}').replace(b'"streams"', b'"sources"')
     with pytest.raises(WireError, match="of format 2, expected at most 1"):
         decode_entry(b"digits", later)
 
 
-def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
+def test_jobs_stay_known_after_the_jobs_topic_is_deleted(log: MemoryLog) -> None:
     """Jobs and processes continue without the topic. The first reader recreates it."""
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
@@ -864,7 +860,7 @@ def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog
     assert job_store.read() == known
 
 
-# --- who changed what ----------------------------------------------------------------------------
+# --- actors of changes ---------------------------------------------------------------------------
 
 OLGA, MIA = NamedActor("olga", "operator"), NamedActor("oidc:mia", "operator")
 
@@ -874,7 +870,7 @@ def actions(record: JobRecord) -> list[tuple[str, str, str]]:
     return [(each.action, each.by, each.role) for each in record.changes]
 
 
-def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
+def test_each_change_records_its_actor_and_time(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
     job_store = JobOperations(log, clock=clock)
     job_store.acting(OLGA).submit(parse_job(TEXT))
@@ -883,7 +879,7 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
     job_store.acting(OLGA).patch("digits", "by oidc:eve", changed={"group_size": 4})
     job_store.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
     job_store.hold(job_store.get("digits"), "the task raises", "Traceback")
-    job_store.acting(OLGA).patch("digits", "go on", after_loss=AfterLoss())
+    job_store.acting(OLGA).patch("digits", "resume", after_loss=AfterLoss())
     job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
     job_store.finish("digits", "400 updates applied", 2)
     record = JobOperations(log).get("digits")
@@ -908,7 +904,7 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
     ]
 
 
-def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
+def test_change_without_a_reason_gets_a_default_reason(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     assert job_store.acting(MIA).patch("digits", "", wanted="paused").reason == "paused by oidc:mia"
@@ -916,7 +912,7 @@ def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: Memor
     assert job_store.acting(OLGA).patch("digits", "enough", wanted="stopped").reason == "enough"
 
 
-def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
+def test_request_without_effect_records_no_change(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     submitted = job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
@@ -929,7 +925,7 @@ def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
     assert len(job_store.get("digits").changes) == len(submitted.changes) + 1
 
 
-def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
+def test_reused_name_keeps_the_history_of_its_earlier_jobs(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
@@ -954,7 +950,7 @@ def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: Memory
     ]
 
 
-def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
+def test_record_of_a_frequently_reused_name_stays_small(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     for _ in range(EARLIER_KEPT):
         job_store.acting(OLGA).submit(parse_job(TEXT))
@@ -970,7 +966,7 @@ def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLo
     assert record.changes[EARLIER_KEPT].action == "submitted"
 
 
-def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
+def test_concurrent_changes_record_every_actor(log: MemoryLog) -> None:
     JobOperations(log).acting(OLGA).submit(parse_job(TEXT))
     actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
 
@@ -987,7 +983,7 @@ def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> Non
     assert {each.by for each in changes} == {each.name for each in actors}
 
 
-def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
+def test_long_actor_names_and_reasons_are_truncated(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     change = (
         job_store.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
@@ -997,7 +993,7 @@ def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> 
     assert len(change.reason) == 500
 
 
-def test_each_change_is_one_line_of_the_log(
+def test_each_change_writes_one_audit_log_line(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -1019,7 +1015,7 @@ def test_each_change_is_one_line_of_the_log(
     assert lines[1]["reason"] == "late"
 
 
-def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
+def test_unconfirmed_change_is_logged_with_unknown_outcome(
     log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")

@@ -51,7 +51,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench: Bench) -> None:
+def test_redis_that_rejects_writes_is_an_outage_of_leaderless_jobs(bench: Bench) -> None:
     board = MemoryBoard(bench.redis, "digits")
     full = FullBoard(bench.redis, "letters")
     assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
@@ -63,7 +63,7 @@ def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench:
     assert bench.outages(full) == {}  # the leader has written
 
 
-def test_kafka_and_redis_that_do_not_answer_are_outages_until_they_do(bench: Bench) -> None:
+def test_unreachable_kafka_and_redis_are_outages_until_they_answer(bench: Bench) -> None:
     board = MemoryBoard(bench.redis, "digits")
     bench.log.go_away()
     bench.redis.kill()

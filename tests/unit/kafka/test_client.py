@@ -27,8 +27,8 @@ WRONG_PASSWORD = KafkaError(
     "sasl_ssl://k:9092/bootstrap: SASL authentication error: no (after 31ms in state AUTH_REQ, 2"
     " identical error(s) suppressed)",
 )
-ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")  # noqa: SLF001 -- likewise
-NO_CONNECTION = KafkaError(KafkaError._TRANSPORT, "k:9092: connection refused")  # noqa: SLF001 -- likewise
+ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")  # noqa: SLF001 -- as above
+NO_CONNECTION = KafkaError(KafkaError._TRANSPORT, "k:9092: connection refused")  # noqa: SLF001 -- as above
 
 
 def complaints(*errors: KafkaError) -> Complaints:
@@ -39,7 +39,7 @@ def complaints(*errors: KafkaError) -> Complaints:
 
 
 @pytest.mark.parametrize("then", [(), (ALL_DOWN,), (NO_CONNECTION, ALL_DOWN)])
-def test_a_refused_password_is_reported_with_a_remedy(then: tuple[KafkaError, ...]) -> None:
+def test_refused_password_is_reported_with_a_remedy(then: tuple[KafkaError, ...]) -> None:
     with pytest.raises(
         OutsideError, match=r"SASL auth.*: no \(check .*DOLL_KAFKA_SASL_PASS"
     ) as raised:
@@ -47,7 +47,7 @@ def test_a_refused_password_is_reported_with_a_remedy(then: tuple[KafkaError, ..
     assert not raised.value.retriable
 
 
-def test_caller_that_may_wait_gets_the_reason_once_for_each_time() -> None:
+def test_caller_that_may_wait_gets_the_reason_once_per_outage() -> None:
     complained = complaints(WRONG_PASSWORD, ALL_DOWN)
     with pytest.raises(UnavailableError, match=r"^asking: Kafka does not let us in") as first:
         complained.raise_away("asking")
@@ -58,20 +58,20 @@ def test_caller_that_may_wait_gets_the_reason_once_for_each_time() -> None:
     assert str(first.value) == str(second.value)
 
 
-def test_brokers_that_are_down_are_no_longer_said_to_refuse_us() -> None:
+def test_unreachable_brokers_replace_an_earlier_refusal() -> None:
     complained = complaints(WRONG_PASSWORD, NO_CONNECTION, ALL_DOWN)
     with pytest.raises(UnavailableError, match="1/1 brokers are down"):
         complained.raise_away("asking")
 
 
-def test_who_only_found_nobody_was_not_refused() -> None:
+def test_unreachable_broker_is_not_a_refusal() -> None:
     complained = complaints(NO_CONNECTION, ALL_DOWN)
     complained.raise_shut_out("asking")
     with pytest.raises(UnavailableError, match="1/1 brokers are down"):
         complained.raise_away("asking")
 
 
-def test_a_setting_that_the_client_refuses_is_named_without_its_value() -> None:
+def test_invalid_client_setting_is_named_without_its_value() -> None:
     with pytest.raises(UserError, match=r'^DOLL_KAFKA_.*property "security.protocol"') as raised:
         made(Consumer, {"group.id": "g", "security.protocol": 'hun"ter2'})
     assert "ter2" not in str(raised.value)
@@ -83,7 +83,7 @@ def record(topic: str, partition: int, offset: int, **others: object) -> ClientM
     return cast("ClientMessage", Message(topic, partition, offset, **made_of))
 
 
-def test_runs_are_neighbours_of_one_partition_of_one_topic() -> None:
+def test_runs_are_consecutive_records_of_one_partition() -> None:
     # a[0] a[0] | b[0] | b[1] | a[0]
     messages = [
         record("a", 0, 0),
@@ -101,7 +101,7 @@ def test_runs_are_neighbours_of_one_partition_of_one_topic() -> None:
     assert list(runs_of([])) == []
 
 
-def test_what_many_records_say_is_what_each_says() -> None:
+def test_fields_of_a_run_match_those_of_each_record() -> None:
     run = [
         record("a", 0, 4, leader_epoch=3),
         record("a", 0, 6),

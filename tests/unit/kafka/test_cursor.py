@@ -12,20 +12,20 @@ PARTITION = Partition("stream", 0)
 LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # offsets that hold a record
 
 
-def test_what_continues_is_taken_whole() -> None:
+def test_continuing_records_are_all_accepted() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([5, 6, 7]) == RunContinuation(0, 3, again=False)
     assert cursor.position == 8
 
 
-def test_what_lies_below_the_position_is_left_out() -> None:
+def test_records_below_the_position_are_skipped() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([3, 4, 5, 6]) == RunContinuation(2, 4, again=False)
     assert cursor.take([1, 2]) == RunContinuation(2, 2, again=False)
     assert cursor.position == 7
 
 
-def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
+def test_first_hole_is_believed_after_a_second_fetch() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([5, 9, 10]) == RunContinuation(0, 1, again=True)
     assert cursor.position == 6
@@ -35,14 +35,14 @@ def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
     assert cursor.position == 13
 
 
-def test_a_hole_that_a_second_fetch_does_not_show_was_none() -> None:
+def test_hole_that_a_second_fetch_fills_is_ignored() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([9, 10]) == RunContinuation(0, 0, again=True)
     assert cursor.take([5, 6, 7]) == RunContinuation(0, 3, again=False)
     assert cursor.position == 8
 
 
-def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
+def test_end_above_the_last_record_is_believed_after_a_second_fetch() -> None:
     cursor = Cursor(PARTITION, 5)
     assert not cursor.reach(5)
     assert cursor.reach(7)
@@ -56,14 +56,14 @@ def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
     assert cursor.position == 9
 
 
-def test_a_run_that_goes_backwards_ends_there() -> None:
+def test_run_that_goes_backwards_is_cut_there() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([5, 6, 2, 3]) == RunContinuation(0, 2, again=True)
     assert cursor.position == 7
 
 
 @given(log=LOGS, position=st.integers(0, 70), chunk=st.integers(1, 9))
-def test_every_record_from_the_position_on_is_taken_once(
+def test_every_record_from_the_position_is_accepted_once(
     log: list[int], position: int, chunk: int
 ) -> None:
     """A fetch begins at the position after each `again`, as readers do it."""

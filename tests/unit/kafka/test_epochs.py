@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_only_urgent_topics_are_asked_about_between_looks_at_all(clock: list[float]) -> None:
+def test_only_urgent_topics_are_queried_between_queries_of_all_topics(clock: list[float]) -> None:
     admin = Admin()
     watch = TopicWatch(lambda: admin, KafkaSettings("nowhere"))  # type: ignore[arg-type, return-value]
     named = {f"t{number}" for number in range(100)}
@@ -65,7 +65,7 @@ def test_only_urgent_topics_are_asked_about_between_looks_at_all(clock: list[flo
     assert admin.asked == [named, *({f"t{turn}"} for turn in range(9)), named]
 
 
-def test_slow_answer_is_followed_by_as_long_a_rest_as_a_fast_one(clock: list[float]) -> None:
+def test_slow_answer_is_followed_by_the_same_pause_as_a_fast_one(clock: list[float]) -> None:
     admin = Admin()
     admin.is_slow = True
     watch = TopicWatch(lambda: admin, KafkaSettings("nowhere"))  # type: ignore[arg-type, return-value]

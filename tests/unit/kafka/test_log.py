@@ -42,7 +42,7 @@ log.close()
 """
 
 
-def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
+def test_answer_from_before_a_loss_is_not_believed_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # log           epoch 5, ends at 120     cut at 60: epoch 7
@@ -72,12 +72,12 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the end of a process is drawn out by glibc")
-def test_an_answer_after_the_interpreter_ended_does_not_end_the_process_by_a_signal() -> None:
+def test_late_answer_at_interpreter_exit_does_not_crash_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDS], cwd=_ROOT, check=False, timeout=60)  # noqa: S603 -- our own
     assert ended.returncode == 0
 
 
-def test_who_named_no_address_reads_that_and_how_to_start_one(
+def test_default_address_without_kafka_is_reported_with_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adapter, "_FIRST_WAITS_S", (0.01,))

@@ -42,13 +42,13 @@ def found(topic: NewTopic, **settings: str) -> tuple[Difference, ...]:
 
 
 @pytest.mark.parametrize("topic", [CONTROL, JOBS])
-def test_what_is_as_we_make_it_or_unknown_does_not_differ(topic: NewTopic) -> None:
+def test_topic_as_created_or_unknown_has_no_differences(topic: NewTopic) -> None:
     assert found(topic) == ()
     assert differences([topic], {}) == ()
     assert differences([NewTopic("clicks")], {"clicks": DEFAULTS}) == ()
 
 
-def test_a_log_that_is_compacted_or_expires_loses_records() -> None:
+def test_log_with_compaction_or_retention_loses_records() -> None:
     assert found(CONTROL, cleanup_policy="compact") == (
         Difference(CONTROL.name, "cleanup.policy", "compact", "delete", loses=True),
     )
@@ -61,7 +61,7 @@ def test_a_log_that_is_compacted_or_expires_loses_records() -> None:
     )
 
 
-def test_a_compacted_topic_loses_records_only_where_they_expire() -> None:
+def test_compacted_topic_loses_records_only_with_retention() -> None:
     # The retention time has no effect if nothing is deleted.
     assert found(JOBS, retention_ms="5000") == ()
     assert found(JOBS, cleanup_policy="delete") == (
@@ -73,14 +73,14 @@ def test_a_compacted_topic_loses_records_only_where_they_expire() -> None:
     )
 
 
-def test_a_table_that_is_compacted_early_differs() -> None:
+def test_table_with_early_compaction_differs() -> None:
     assert found(JOBS, min_compaction_lag_ms="3599999") == (
         Difference(JOBS.name, "min.compaction.lag.ms", "3599999", "3600000", loses=False),
     )
     assert found(JOBS, min_compaction_lag_ms="3600001") == ()
 
 
-def test_a_topic_that_takes_less_than_our_largest_record_refuses_some() -> None:
+def test_topic_with_too_small_max_message_bytes_differs() -> None:
     assert found(CONTROL, max_message_bytes="1000012") == ()
     assert found(CONTROL, max_message_bytes="5000000") == ()
     assert found(CONTROL, max_message_bytes="1000011") == (
@@ -88,7 +88,7 @@ def test_a_topic_that_takes_less_than_our_largest_record_refuses_some() -> None:
     )
 
 
-def test_one_command_sets_a_topic_right() -> None:
+def test_one_command_corrects_each_topic() -> None:
     differing = differences([CONTROL, JOBS], {CONTROL.name: DEFAULTS, JOBS.name: DEFAULTS})
     command = "kafka-configs.sh --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
     assert remedy(differing) == (
@@ -104,7 +104,7 @@ JOBS_OF_A_NAME = st.integers(1, 10_000)
 
 
 @given(NAMES, JOBS_OF_A_NAME, NAMES, JOBS_OF_A_NAME)
-def test_no_two_jobs_have_one_id_and_an_id_contains_the_name(
+def test_job_ids_are_unique_and_contain_the_name(
     name: str, incarnation: int, other: str, later: int
 ) -> None:
     job = job_id(name, incarnation)
@@ -118,7 +118,7 @@ def test_no_two_jobs_have_one_id_and_an_id_contains_the_name(
 
 
 @given(NAMES, JOBS_OF_A_NAME, JOBS_OF_A_NAME, STREAMS, STREAMS)
-def test_what_is_a_jobs_own_is_none_of_another_ones(
+def test_own_topics_of_a_job_exclude_those_of_other_jobs(
     name: str, incarnation: int, later: int, source: str, to: str
 ) -> None:
     first, second = job_id(name, incarnation), job_id(name, incarnation + later)

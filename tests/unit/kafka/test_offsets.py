@@ -41,7 +41,7 @@ def admin() -> HalfAnswered:
     return HalfAnswered({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})
 
 
-def test_a_leader_that_does_not_answer_says_nothing_of_where_its_log_ends(
+def test_leader_that_does_not_answer_gives_no_end(
     admin: HalfAnswered,
 ) -> None:
     answers = OffsetsQuestion(admin, [P, Q], "end", 1.0).answers()

@@ -21,7 +21,7 @@ from common.kafka.settings import (
 from tests.metadata_server import MetadataServer
 
 
-def test_where_we_are_is_what_the_settings_say_or_else_the_zone_of_the_machine() -> None:
+def test_rack_comes_from_the_settings_or_the_zone_of_the_machine() -> None:
     assert kafka_settings(Settings(kafka_client_rack="b"), "w1").rack == "b"
     with MetadataServer() as server:
         auto = Settings(kafka_client_rack="auto", metadata_endpoint=server.endpoint)
@@ -30,7 +30,7 @@ def test_where_we_are_is_what_the_settings_say_or_else_the_zone_of_the_machine()
 
 
 @pytest.mark.parametrize("zone", ["", "no zone", "<html>"])
-def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
+def test_unknown_zone_means_no_rack_and_a_warning(
     zone: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with MetadataServer() as server:
@@ -43,7 +43,7 @@ def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
     assert all("client_rack_unknown" in str(record.msg) for record in caplog.records)
 
 
-def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
+def test_only_stream_readers_use_the_rack() -> None:
     kafka = kafka_settings(Settings(kafka_client_rack="b"), "w1")
     assert member_properties(kafka, "g", "m", hold=False)["client.rack"] == "b"
     # Readers of batches use the rack, too.
@@ -51,7 +51,7 @@ def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
     assert tail_properties(kafka)["client.rack"] == ""
 
 
-def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
+def test_client_property_overrides_our_default() -> None:
     settings = read_settings({"DOLL_KAFKA_LINGER_MS": "50", "DOLL_KAFKA_SOCKET_TIMEOUT_MS": "3000"})
     kafka = kafka_settings(settings, "w1")
     assert writer_properties(kafka)["linger.ms"] == "50"
@@ -67,7 +67,7 @@ def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
         ("kafka.internal:9098", "ap-south-1"),
     ],
 )
-def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_brokers(
+def test_msk_token_is_signed_for_the_region_of_the_brokers(
     bootstrap: str, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -85,7 +85,7 @@ def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_broker
     assert client_properties(kafka)["oauth_cb"] is kafka.token
 
 
-def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
+def test_msk_brokers_of_unknown_region_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
@@ -95,7 +95,7 @@ def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
         kafka_settings(settings, "w1")
 
 
-def test_address_of_kafka_that_somebody_named_is_known_as_such_in_child_processes() -> None:
+def test_explicit_kafka_address_is_passed_on_to_child_processes() -> None:
     default = Settings()
     named = Settings(kafka=default.kafka)
     assert [kafka_settings(each, "w1").named for each in (default, named)] == [False, True]

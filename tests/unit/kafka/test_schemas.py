@@ -60,7 +60,7 @@ def written(log: MemoryLog) -> list[tuple[int, SchemaFound | None]]:
         return []
 
 
-def test_a_schema_is_asked_for_once_and_then_read_from_the_topic() -> None:
+def test_schema_is_requested_once_and_then_read_from_the_topic() -> None:
     log, registry = MemoryLog(), Registry()
     registry.schemas = {7: avro("one")}
     assert JobSchemas(log, JOB, registry).get(7) == avro("one")
@@ -71,7 +71,7 @@ def test_a_schema_is_asked_for_once_and_then_read_from_the_topic() -> None:
     assert written(log) == [(0, SchemaFound(7, avro("one")))]
 
 
-def test_of_two_who_meet_an_id_at_once_the_first_that_writes_counts() -> None:
+def test_first_of_two_schemas_written_for_an_id_counts() -> None:
     """The registry is replaced in between, and the second worker is frozen with its old answer."""
     log, registry = MemoryLog(), Registry()
     first, second = JobSchemas(log, JOB, registry), JobSchemas(log, JOB, registry)
@@ -88,7 +88,7 @@ def test_of_two_who_meet_an_id_at_once_the_first_that_writes_counts() -> None:
     assert JobSchemas(log, JOB, None).get(7) == avro("new")
 
 
-def test_an_id_that_does_not_exist_yet_is_asked_for_again() -> None:
+def test_unknown_schema_id_is_requested_again() -> None:
     log, registry = MemoryLog(), Registry()
     schemas = JobSchemas(log, JOB, registry)
     assert schemas.get(7) is None
@@ -96,7 +96,7 @@ def test_an_id_that_does_not_exist_yet_is_asked_for_again() -> None:
     assert schemas.get(7) == avro("late")
 
 
-def test_nothing_is_known_while_neither_registry_nor_topic_has_it() -> None:
+def test_missing_schema_raises_while_registry_is_unavailable() -> None:
     log, registry = MemoryLog(), Registry()
     registry.schemas = None
     with pytest.raises(UnavailableError, match="the registry is away"):
@@ -105,7 +105,7 @@ def test_nothing_is_known_while_neither_registry_nor_topic_has_it() -> None:
         JobSchemas(log, JOB, None).get(7)
 
 
-def test_what_does_not_parse_and_what_names_no_id_is_passed_over() -> None:
+def test_invalid_schema_records_are_skipped() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(schemas_topic(JOB), kept_forever=True)])
     writer = log.writer()
@@ -118,7 +118,7 @@ def test_what_does_not_parse_and_what_names_no_id_is_passed_over() -> None:
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # worker
-        st.sampled_from(["get", "killed", "away", "back", "anew", "ghost"]),
+        st.sampled_from(["get", "restarted", "fails", "returns", "replaced", "outdated"]),
         st.integers(1, 2),  # id
     ),
     max_size=25,
@@ -126,7 +126,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
+def test_all_workers_use_the_schema_of_the_topic(
     steps: list[tuple[int, str, int]],
 ) -> None:
     """Workers are killed and restarted; the registry fails, returns, and is replaced."""
@@ -135,13 +135,13 @@ def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
     workers = [JobSchemas(log, JOB, registry) for _ in range(3)]
     used = dict[int, Schema]()
     for who, step, number in steps:
-        if step in {"get", "ghost"}:
+        if step in {"get", "outdated"}:
             # The worker writes an answer that is outdated by then.
-            if step == "ghost":
+            if step == "outdated":
 
                 def meanwhile(number: int = number, who: int = who) -> None:
                     registry.between = lambda: None
-                    registry.schemas = saved = {1: avro("ghost"), 2: avro("ghost")}
+                    registry.schemas = saved = {1: avro("outdated"), 2: avro("outdated")}
                     assert saved
                     workers[who - 1].get(number)
 
@@ -153,16 +153,16 @@ def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
                 first = next(f for _, f in written(log) if f is not None and f.id == number)
                 assert schema == used.setdefault(number, schema) == first.schema
             registry.between = lambda: None
-        elif step == "killed":
+        elif step == "restarted":
             workers[who] = JobSchemas(log, JOB, registry)
-        elif step == "anew":
+        elif step == "replaced":
             build += 1
             registry.schemas = saved = {1: avro(str(build)), 2: avro(str(build))}
         else:
-            registry.schemas = saved if step == "back" else None
+            registry.schemas = saved if step == "returns" else None
 
 
-def test_threads_may_share_it() -> None:
+def test_threads_may_share_job_schemas() -> None:
     log, registry = MemoryLog(), Registry()
     registry.schemas = {number: avro(str(number)) for number in range(20)}
     schemas, wrong = JobSchemas(log, JOB, registry), list[int]()

@@ -288,7 +288,7 @@ def test_each_acknowledged_change_is_made_once_in_every_interleaving(
 
 
 @pytest.mark.parametrize("writers", [2, 3])
-def test_one_of_those_who_change_the_same_revision_succeeds_in_every_interleaving(
+def test_one_writer_of_the_same_revision_succeeds_in_every_interleaving(
     writers: int,
 ) -> None:
     def change(number: str, value: Value | None) -> Value:
@@ -307,7 +307,7 @@ def test_one_of_those_who_change_the_same_revision_succeeds_in_every_interleavin
         world.check_readers(late=writers == 2)
 
 
-def test_a_crash_at_any_step_loses_no_acknowledged_change() -> None:
+def test_crash_at_any_step_loses_no_acknowledged_change() -> None:
     def victim(world: World, after: int) -> None:
         writer = world.add()
         if len(world.writers) == 1:
@@ -352,7 +352,7 @@ def test_no_disturbance_loses_an_acknowledged_change(seed: int) -> None:
         world.check_readers()
 
 
-def test_a_record_that_is_far_behind_is_set_right_for_readers_of_a_compacted_log() -> None:
+def test_late_record_is_repaired_for_readers_of_a_compacted_log() -> None:
     """The lost record stands last, and compaction leaves nothing else; then it is repaired.
 
     offset      0   1   2   3   4
@@ -377,7 +377,7 @@ def test_a_record_that_is_far_behind_is_set_right_for_readers_of_a_compacted_log
     assert world.value() == expected == ("start", "1", "2")
 
 
-def test_a_reader_that_was_away_for_longer_than_the_compaction_lag_reads_on() -> None:
+def test_reader_absent_for_longer_than_the_compaction_lag_reads_on() -> None:
     world = World()
     away = world.table()
     away.read()
@@ -387,7 +387,7 @@ def test_a_reader_that_was_away_for_longer_than_the_compaction_lag_reads_on() ->
     assert away.read()[NAME] == ("start", "0", "1", "2")
 
 
-def test_two_repairs_at_once_end_the_matter() -> None:
+def test_two_concurrent_repairs_converge() -> None:
     world = World()
     late = world.add()
     late.step()
@@ -417,7 +417,7 @@ def test_two_repairs_at_once_end_the_matter() -> None:
     world.check_readers()
 
 
-def test_a_lost_record_is_repaired_after_five_seconds() -> None:
+def test_lost_record_is_repaired_after_five_seconds() -> None:
     world = World()
     late = world.add()
     late.step()
@@ -456,7 +456,7 @@ def write(log: MemoryLog, value: bytes | None, number: str = "") -> None:
 
 @pytest.mark.parametrize("number", ["", "-3", "2.0", "+3", "9" * 16])
 @pytest.mark.parametrize("value", [b'["theirs"]', None])
-def test_a_record_without_a_number_counts_for_nothing_and_is_repaired(
+def test_record_without_a_valid_number_is_ignored_and_repaired(
     log: MemoryLog, clock: ManualClock, number: str, value: bytes | None
 ) -> None:
     table = table_of(log, clock)
@@ -472,9 +472,7 @@ def test_a_record_without_a_number_counts_for_nothing_and_is_repaired(
     assert table_of(log, clock).read() == {NAME: ("ours",)}
 
 
-def test_a_record_without_a_value_removes_nothing_even_with_a_number(
-    log: MemoryLog, clock: ManualClock
-) -> None:
+def test_record_without_a_value_removes_nothing(log: MemoryLog, clock: ManualClock) -> None:
     table = table_of(log, clock)
     table.update(NAME, lambda _: ("ours",), encode)
     write(log, None, "2")
@@ -482,7 +480,7 @@ def test_a_record_without_a_value_removes_nothing_even_with_a_number(
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_record_that_does_not_parse_counts_by_its_number(
+def test_record_that_does_not_parse_counts_by_its_number(
     log: MemoryLog, clock: ManualClock, *, closed: bool
 ) -> None:
     table = table_of(log, clock, closed=closed)
@@ -502,7 +500,7 @@ def test_a_record_that_does_not_parse_counts_by_its_number(
     assert table.unreadable == {}
 
 
-def test_a_change_that_reads_the_table_loses_nothing(log: MemoryLog, clock: ManualClock) -> None:
+def test_change_that_reads_the_table_loses_nothing(log: MemoryLog, clock: ManualClock) -> None:
     table, rival = table_of(log, clock), table_of(log, clock)
     table.update(NAME, lambda _: ("start",), encode)
 
@@ -515,14 +513,14 @@ def test_a_change_that_reads_the_table_loses_nothing(log: MemoryLog, clock: Manu
     assert table.update(NAME, change, encode) == ("start", "theirs", "ours")
 
 
-def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog, clock: ManualClock) -> None:
+def test_change_without_effect_writes_nothing(log: MemoryLog, clock: ManualClock) -> None:
     table = table_of(log, clock)
     table.update(NAME, lambda _: ("ours",), encode)
     assert table.update(NAME, lambda value: value or (), encode) == ("ours",)
     assert log.bounds(PLACE).end == 1
 
 
-def test_a_change_without_an_answer_of_kafka_may_have_been_made(clock: ManualClock) -> None:
+def test_unacknowledged_change_raises_and_may_have_been_made(clock: ManualClock) -> None:
     log = SilentLog(clock)
     table = table_of(log, clock)
     with pytest.raises(UnavailableError, match=r'the change of the thing "thing" may have been m'):
@@ -547,7 +545,7 @@ class SilentLog(MemoryLog):
         return SilentWriter(self)
 
 
-def test_a_writer_that_always_loses_gives_up_and_says_so(clock: ManualClock) -> None:
+def test_writer_that_always_loses_raises_conflict(clock: ManualClock) -> None:
     log = RivalLog(clock)
     table = table_of(log, clock)
     log.rival = table_of(log, clock)
@@ -571,13 +569,13 @@ class RivalLog(MemoryLog):
         return super().writer(**given)
 
 
-def test_the_topic_leaves_records_alone_for_an_hour(log: MemoryLog, clock: ManualClock) -> None:
+def test_table_topic_is_not_compacted_for_an_hour(log: MemoryLog, clock: ManualClock) -> None:
     table_of(log, clock).read()
     assert log.settings([TOPIC])[TOPIC]["min.compaction.lag.ms"] == "3600000"
     assert table_topic(TOPIC).settings["cleanup.policy"] == "compact"
 
 
-def test_entries_of_a_deleted_topic_stay_and_are_missing_until_they_are_restored(
+def test_entries_of_a_deleted_topic_are_kept_and_missing_until_restored(
     log: MemoryLog, clock: ManualClock
 ) -> None:
     # table     a b          a b, both missing     a b
@@ -601,7 +599,7 @@ def test_entries_of_a_deleted_topic_stay_and_are_missing_until_they_are_restored
     assert table_of(log, clock).in_force()["b"].number == saved["b"].number + 1
 
 
-def test_entries_stay_where_the_deleted_topic_is_not_there_yet(
+def test_entries_are_kept_while_the_deleted_topic_does_not_exist(
     log: MemoryLog, clock: ManualClock
 ) -> None:
     table = table_of(log, clock)
@@ -613,7 +611,7 @@ def test_entries_stay_where_the_deleted_topic_is_not_there_yet(
     assert table.missing == {"a"}
 
 
-def test_a_record_of_a_new_topic_counts_before_what_a_table_remembers(
+def test_record_of_a_new_topic_overrides_the_memory_of_a_table(
     log: MemoryLog, clock: ManualClock
 ) -> None:
     # A service that remembers number 3 and one that starts now agree on the restored number 1.
@@ -627,7 +625,7 @@ def test_a_record_of_a_new_topic_counts_before_what_a_table_remembers(
     assert table.read() == table_of(log, clock).read() == {"a": ("1",)}
 
 
-def test_an_update_of_a_missing_entry_writes_it(log: MemoryLog, clock: ManualClock) -> None:
+def test_update_of_a_missing_entry_writes_it(log: MemoryLog, clock: ManualClock) -> None:
     table = table_of(log, clock)
     table.update("a", lambda _: ("1",), encode)
     log.recreate(TOPIC)
@@ -637,7 +635,7 @@ def test_an_update_of_a_missing_entry_writes_it(log: MemoryLog, clock: ManualClo
     assert table.missing == set()
 
 
-def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
+def test_restore_refuses_different_records_unless_replace_is_set(
     log: MemoryLog, clock: ManualClock
 ) -> None:
     table = table_of(log, clock)
@@ -654,7 +652,7 @@ def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
     assert table.read() == table_of(log, clock).read() == {"a": ("1",), "b": ("1",)}
 
 
-def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
+def test_restore_during_another_write_raises_conflict(clock: ManualClock) -> None:
     # The other writer's record of the same name arrives between the read and the write.
     saved = {NAME: InForce(3, encode(("saved",)))}
 
@@ -698,7 +696,7 @@ class TogetherLog(MemoryLog):
         return writer
 
 
-def test_changes_of_two_names_wait_for_their_confirmations_together() -> None:
+def test_changes_of_two_names_wait_for_confirmation_together() -> None:
     log = TogetherLog()
     table = table_of(log, ManualClock())
     changes = [
@@ -712,7 +710,7 @@ def test_changes_of_two_names_wait_for_their_confirmations_together() -> None:
     assert table.read() == {"one": ("one",), "other": ("other",)}
 
 
-def test_changes_of_one_name_by_threads_of_one_table_are_all_made() -> None:
+def test_concurrent_changes_of_one_name_are_all_made() -> None:
     log = MemoryLog()
     table = table_of(log, ManualClock())
 
@@ -728,7 +726,7 @@ def test_changes_of_one_name_by_threads_of_one_table_are_all_made() -> None:
     assert sorted(table_of(log, ManualClock()).read()[NAME]) == sorted(table.read()[NAME])
 
 
-def test_unconfirmed_change_says_that_it_may_be_made() -> None:
+def test_unconfirmed_change_raises_unknown_outcome() -> None:
     log = MemoryLog()
     table = table_of(log, ManualClock())
     table.read()

@@ -68,7 +68,7 @@ class Stopped:
 
 
 @pytest.mark.parametrize(("position", "fault"), [(4, ExpiredError), (10, TruncatedError)])
-def test_a_tail_that_is_out_of_range_before_it_can_seek_is_reported(
+def test_tail_out_of_range_before_its_first_seek_raises(
     position: int, fault: type[OutsideError]
 ) -> None:
     admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})
@@ -79,7 +79,7 @@ def test_a_tail_that_is_out_of_range_before_it_can_seek_is_reported(
         closing(tails.open(PARTITION, known, None)) as opened,
     ):
         while not (found := _fault(opened)):
-            assert time.monotonic() < deadline, "nobody is told"
+            assert time.monotonic() < deadline, "the fault is never reported"
 
     assert isinstance(found, fault)
 
@@ -97,7 +97,7 @@ class Silent:
         return lambda *_, **__: None
 
 
-def test_outage_that_may_be_over_is_not_reported_to_a_reader_that_was_late(
+def test_stale_outage_is_not_reported_to_a_late_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})

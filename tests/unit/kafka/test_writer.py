@@ -65,7 +65,7 @@ class SlowClient(Client):
             sleep(wait_s)
 
 
-def test_writer_says_for_how_long_no_record_of_its_own_was_taken() -> None:
+def test_writer_reports_how_long_no_record_was_accepted() -> None:
     settings = KafkaSettings("127.0.0.1:1")
     client = SlowClient({})
     producer = SharedProducer(settings, lambda _: cast("Producer", client))
@@ -75,13 +75,13 @@ def test_writer_says_for_how_long_no_record_of_its_own_was_taken() -> None:
     producer.add(writer)
     assert writer.waiting_s == 0.0
     writer.append("t", b"a record")
-    until(lambda: writer.waiting_s > 0.05, "it waits")
+    until(lambda: writer.waiting_s > 0.05, "the record waits")
     client.takes = True
-    until(lambda: writer.waiting_s == 0.0, "it was taken")
+    until(lambda: writer.waiting_s == 0.0, "the record was accepted")
     producer.close()
 
 
-def test_after_a_report_the_next_one_is_waited_for_inside_the_client() -> None:
+def test_producer_waits_inside_the_client_after_each_report() -> None:
     #  append ── woken ── waits for the report ── and for another ── in vain: waits to be woken
     settings, made = KafkaSettings("127.0.0.1:1"), list[Client]()
 
@@ -102,7 +102,7 @@ def test_after_a_report_the_next_one_is_waited_for_inside_the_client() -> None:
             polls = client.polls
             return sum(poll.reported for poll in polls) == count and not polls[-1].reported
 
-        until(looked_for_more, "it looks for another report")
+        until(looked_for_more, "the producer polls for another report")
     producer.close()
     for before, after in pairwise(client.polls):
         if before.reported:

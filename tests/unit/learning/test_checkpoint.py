@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.data.fields import Columns
 
 
-def test_plain_pytorch_loads_what_was_saved() -> None:
+def test_plain_pytorch_loads_saved_weights() -> None:
     trained = FlatModel(normalised())
     trained.vector[:] = np.random.default_rng(0).uniform(0.1, 1, size=len(trained.vector))
     data = save_weights(layout_of(normalised()), trained.vector, {})
@@ -48,7 +48,7 @@ def test_plain_pytorch_loads_what_was_saved() -> None:
         assert torch.equal(value, expected[name]), name
 
 
-def test_weights_have_the_names_of_the_state_dict() -> None:
+def test_named_weights_have_the_names_of_the_state_dict() -> None:
     module = build_model(image_task(), seed=0)
     named = named_weights(layout_of(module), FlatModel(module).vector)
     assert {name: value.shape for name, value in named.items()} == {
@@ -56,7 +56,7 @@ def test_weights_have_the_names_of_the_state_dict() -> None:
     }
 
 
-def test_tied_weights_are_saved_under_each_of_their_names() -> None:
+def test_tied_weights_are_saved_under_every_name() -> None:
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight
     named = named_weights(layout_of(module), np.arange(9, dtype=np.float32))
@@ -66,7 +66,7 @@ def test_tied_weights_are_saved_under_each_of_their_names() -> None:
     module.load_state_dict(safetensors.torch.load(data))
 
 
-def test_a_file_says_what_it_is_and_is_the_same_bytes_each_time() -> None:
+def test_saved_file_has_its_metadata_and_is_deterministic() -> None:
     layout, about = layout_of(nn.Linear(2, 1)), {f"key {n}": 'Jörg "\\ \n' * n for n in range(9)}
     files = {save_weights(layout, np.arange(3, dtype=np.float32), about) for _ in range(20)}
     (data,) = files
@@ -75,12 +75,12 @@ def test_a_file_says_what_it_is_and_is_the_same_bytes_each_time() -> None:
     assert (loaded["weight"].tolist(), loaded["bias"].tolist()) == ([[0, 1]], [2])
 
 
-def test_a_vector_of_another_model_is_refused_with_both_lengths() -> None:
+def test_vector_of_another_model_is_rejected_with_both_lengths() -> None:
     with pytest.raises(CorruptError, match=r"of 4 .* 3 numbers"):
         named_weights(layout_of(nn.Linear(2, 1)), np.zeros(4, np.float32))
 
 
-def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
+def test_trainer_snapshot_contains_the_layout_of_its_weights() -> None:
     """It names parameters, buffers and tied weights; the optimizer's state is not among them."""
     module = normalised()
     layout, model = layout_of(module), FlatModel(module)
@@ -96,7 +96,7 @@ def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
     assert set(named_weights(found, weights)) == saved
 
 
-def test_snapshot_without_a_layout_is_refused() -> None:
+def test_snapshot_without_a_layout_is_rejected() -> None:
     trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
     head = {"optimizer": "sgd", "parameters": 2, "buffers": 1}
     old = pack({"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()})
@@ -106,7 +106,7 @@ def test_snapshot_without_a_layout_is_refused() -> None:
 
 
 @pytest.mark.parametrize("layout", [unnamed(3, 0), unnamed(2, 2), (), unnamed(2, 1)[:1]])
-def test_snapshot_whose_layout_is_not_of_its_weights_is_refused(layout: Layout) -> None:
+def test_snapshot_with_a_layout_of_other_weights_is_rejected(layout: Layout) -> None:
     trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
     head = {"optimizer": "sgd", "parameters": 2, "buffers": 1, "layout": layout}
     forged = pack(
@@ -136,7 +136,7 @@ PIECE = TensorSlice(("0.weight",), (2, 3))
         (None, PIECE, "at place 2 it has no tensor, but the task's model has the parameter '0.we"),
     ],
 )
-def test_first_difference_of_two_layouts_is_named(
+def test_difference_names_the_first_mismatch_of_two_layouts(
     stored: TensorSlice | None, own: TensorSlice | None, said: str
 ) -> None:
     first = TensorSlice(("bias",), (2,))
@@ -151,12 +151,12 @@ def test_first_difference_of_two_layouts_is_named(
     ("tensors", "head"),
     [({}, "{}"), ({"weights": np.ones(3)}, "{}"), ({"weights": np.ones(3, np.float32)}, "[")],
 )
-def test_a_snapshot_that_is_not_one_is_corrupt(tensors: Columns, head: str) -> None:
+def test_invalid_snapshot_is_corrupt(tensors: Columns, head: str) -> None:
     with pytest.raises(CorruptError, match="snapshot"):
         weights_in(pack(tensors, {"trainer": head}))
 
 
-def test_packed_tensors_and_metadata_come_back_writable() -> None:
+def test_packed_tensors_and_metadata_round_trip_writable() -> None:
     tensors: Columns = {"a": np.arange(6).reshape(2, 3), "b": np.array(2.5)}
     found, metadata = unpack(pack(tensors, {"version": "3"}))
     assert metadata == {"version": "3"}
@@ -165,6 +165,6 @@ def test_packed_tensors_and_metadata_come_back_writable() -> None:
 
 
 @given(data=st.binary(max_size=100))
-def test_other_bytes_are_corrupt(data: bytes) -> None:
+def test_arbitrary_bytes_are_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError):
         unpack(data)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
-def test_the_result_is_the_mean_over_the_records_whatever_the_batch_size(batch_size: int) -> None:
+def test_evaluate_returns_record_means_for_any_batch_size(batch_size: int) -> None:
     task = image_task()
     model = FlatModel(build_model(task, seed=0))
     records = images(1, 20)
@@ -35,7 +35,7 @@ def test_the_result_is_the_mean_over_the_records_whatever_the_batch_size(batch_s
     assert_within_ulps(found["accuracy"], accuracy, 4)
 
 
-def test_evaluating_changes_neither_buffers_nor_mode() -> None:
+def test_evaluate_changes_neither_buffers_nor_mode() -> None:
     network = normalised().train()
     model = FlatModel(network)
     weights = model.vector.copy()
@@ -45,7 +45,7 @@ def test_evaluating_changes_neither_buffers_nor_mode() -> None:
     assert evaluate(Regression(network), model, weights, points(1, 30), 8) == first
 
 
-def test_records_are_judged_one_by_one_in_their_order() -> None:
+def test_per_record_evaluates_each_record_in_order() -> None:
     task = image_task()
     model = FlatModel(build_model(task, seed=0))
     records = images(1, 20)
@@ -58,7 +58,7 @@ def test_records_are_judged_one_by_one_in_their_order() -> None:
             assert_within_ulps(values[index], expected[name], 4)
 
 
-def test_nan_of_a_metric_counts_as_no_value_and_no_metric_replaces_the_loss() -> None:
+def test_evaluate_omits_nan_metric_values_and_reports_the_loss() -> None:
     class Partial(Regression):
         def metrics(
             self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]
@@ -74,7 +74,7 @@ def test_nan_of_a_metric_counts_as_no_value_and_no_metric_replaces_the_loss() ->
     assert isfinite(found["loss"])
 
 
-def test_scores_of_two_classes_are_judged_together() -> None:
+def test_binary_scores_are_evaluated_over_all_batches() -> None:
     task = image_task(classes=2)
     model = FlatModel(build_model(task, seed=0))
     found = evaluate(task, model, model.weights(), images(1, 20, classes=2), 7)
@@ -84,7 +84,7 @@ def test_scores_of_two_classes_are_judged_together() -> None:
         assert_within_ulps(found[name], value, 4)
 
 
-def test_a_task_that_raises_is_the_one_to_blame() -> None:
+def test_exception_of_a_task_is_reported_with_its_batch() -> None:
     task = image_task()
     model = FlatModel(build_model(task, seed=0))
     records = images(1, 20)
@@ -96,7 +96,7 @@ def test_a_task_that_raises_is_the_one_to_blame() -> None:
     assert raised.value.batch_index == 1
 
 
-def test_a_task_that_does_not_judge_each_record_alone_is_refused() -> None:
+def test_per_record_rejects_losses_with_one_mean() -> None:
     class Averaged(Regression):
         def losses(
             self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]
@@ -108,7 +108,7 @@ def test_a_task_that_does_not_judge_each_record_alone_is_refused() -> None:
         per_record(Averaged(network), FlatModel(network), points(1, 8), 8)
 
 
-def test_nothing_cannot_be_evaluated() -> None:
+def test_evaluate_without_records_raises() -> None:
     network = nn.Linear(3, 1)
     model = FlatModel(network)
     with pytest.raises(ValueError, match="no records"):

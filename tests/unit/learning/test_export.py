@@ -56,7 +56,7 @@ ONCE = marks_of("common/learning/", "tests/unit/learning/test_export.py")
 
 
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=ONCE)])
-def test_held_out_digits_are_classified_as_by_torch_however_many_there_are(
+def test_exported_network_classifies_like_torch_for_any_batch_size(
     digits: tuple[Task, nn.Module], tmp_path: Path, suffix: str
 ) -> None:
     task, module = digits
@@ -86,7 +86,7 @@ def test_held_out_digits_are_classified_as_by_torch_however_many_there_are(
         assert_within_ulps(raised(images[:count]), right[:count], 8)
 
 
-def test_weights_of_another_network_are_refused(
+def test_export_with_weights_of_another_network_is_rejected(
     digits: tuple[Task, nn.Module], tmp_path: Path
 ) -> None:
     task, module = digits
@@ -122,7 +122,7 @@ class Branching:
         return {"loss": self.losses(outputs, records)}
 
 
-def test_a_network_that_is_no_one_program_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_export_of_a_data_dependent_network_is_rejected_in_one_line(tmp_path: Path) -> None:
     task = Branching()
     path = tmp_path / "model.pt2"
     fields = (Field("a", "float32", (2,)),)

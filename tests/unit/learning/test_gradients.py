@@ -45,7 +45,7 @@ def computer(network: nn.Module) -> GradientComputer:
 
 
 @pytest.mark.parametrize("together_bytes", [0, 1 << 20])
-def test_scores_of_two_classes_are_counted_over_all_batches(together_bytes: int) -> None:
+def test_binary_scores_are_counted_over_all_batches(together_bytes: int) -> None:
     task = make_task("logistic-regression", {"features": 3, "classes": 2})
     batches = [
         {"features": batch["x"], "label": (batch["y"] > 0).astype(np.int64)}
@@ -65,7 +65,7 @@ def test_scores_of_two_classes_are_counted_over_all_batches(together_bytes: int)
         ((torch.zeros(4), torch.zeros(3)), "labels of binary_scores has"),
     ],
 )
-def test_scores_that_cannot_be_counted_are_the_tasks_fault(scores: object, said: str) -> None:
+def test_invalid_binary_scores_raise_wrong_task_error(scores: object, said: str) -> None:
     class Scored(Counting):
         def binary_scores(self, outputs: Tensor, records: Mapping[str, Tensor]) -> object:
             del outputs, records
@@ -76,7 +76,7 @@ def test_scores_that_cannot_be_counted_are_the_tasks_fault(scores: object, said:
         GradientComputer(task, task.build(), CPU).compute([{"id": np.arange(4)}])
 
 
-def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> None:
+def test_gradient_equals_plain_autograd_summed_over_all_batches() -> None:
     task = image_task()
     batches = [images(seed, count) for seed, count in ((1, 16), (2, 16), (3, 5))]
     found = GradientComputer(task, build_model(task, seed=3), CPU).compute(batches)
@@ -126,7 +126,7 @@ def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
         assert each.samples == 12
 
 
-def test_batches_that_a_network_normalises_share_no_pass() -> None:
+def test_batches_of_a_network_with_batch_norm_share_no_pass() -> None:
     norm = nn.BatchNorm1d(3, track_running_stats=False)
     task = Seeing(nn.Sequential(norm, nn.Linear(3, 1)))
     task.passes = []
@@ -142,7 +142,7 @@ def test_batches_that_a_network_normalises_share_no_pass() -> None:
         ((nn.LayerNorm(2), nn.InstanceNorm1d(2), RunningNorm(2)), False),
     ],
 )
-def test_any_of_the_batch_normalizations_is_found_however_deep(
+def test_batch_norm_is_found_at_any_depth(
     layers: tuple[nn.Module, ...],
     normalise: bool,  # noqa: FBT001 -- what is expected
 ) -> None:
@@ -150,7 +150,7 @@ def test_any_of_the_batch_normalizations_is_found_however_deep(
         assert has_batch_norm(nn.Sequential(nn.Sequential(layer))) == normalise
 
 
-def test_the_batch_that_is_to_blame_is_named_though_it_shared_a_pass() -> None:
+def test_non_finite_batch_in_a_shared_pass_is_named() -> None:
     batches = [points(1, 4), points(2, 4), points(3, 4)]
     batches[1]["y"][2] = np.inf
     with pytest.raises(NotFiniteError) as caught:
@@ -158,7 +158,7 @@ def test_the_batch_that_is_to_blame_is_named_though_it_shared_a_pass() -> None:
     assert caught.value.batch_index == 1
 
 
-def test_every_record_counts_exactly_once() -> None:
+def test_gradient_counts_every_record_exactly_once() -> None:
     task = Counting(ids=5)
     batches = [{"id": np.array([0, 1, 1])}, {"id": np.array([3, 1])}]
     assert GradientComputer(task, task.build(), CPU).compute(batches).vector.tolist() == [
@@ -170,7 +170,7 @@ def test_every_record_counts_exactly_once() -> None:
     ]
 
 
-def test_the_same_batches_give_the_same_bits_whatever_was_computed_before() -> None:
+def test_gradient_bits_do_not_depend_on_earlier_computations() -> None:
     fresh, used = computer(normalised()), computer(normalised())
     weights = fresh.model.vector.copy()
     torch.manual_seed(5)
@@ -184,7 +184,7 @@ def test_the_same_batches_give_the_same_bits_whatever_was_computed_before() -> N
     assert np.array_equal(used.compute(batches).vector, fresh.compute(batches).vector)
 
 
-def test_an_update_is_the_same_whoever_holds_its_batches_and_in_whatever_order() -> None:
+def test_update_does_not_depend_on_how_batches_are_split_or_ordered() -> None:
     one, other = computer(normalised()), computer(normalised())
     batches = [points(seed, count) for seed, count in ((1, 8), (2, 8), (3, 4))]
     together = one.compute(batches)
@@ -192,7 +192,7 @@ def test_an_update_is_the_same_whoever_holds_its_batches_and_in_whatever_order()
     assert_within_ulps(together.vector, apart[0].vector + apart[1].vector, 4)
 
 
-def test_dropout_draws_other_masks_for_other_batches_and_spares_the_callers_generator() -> None:
+def test_dropout_masks_depend_on_the_batch_alone() -> None:
     network = nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 1))
     batch = {name: np.ones_like(column) for name, column in points(1, 4).items()}
     other = {name: column + 1e-6 for name, column in batch.items()}
@@ -204,7 +204,7 @@ def test_dropout_draws_other_masks_for_other_batches_and_spares_the_callers_gene
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_each_batch_moves_the_buffers_from_where_the_round_found_them() -> None:
+def test_each_batch_moves_the_buffers_from_the_round_start() -> None:
     subject = computer(normalised())
     batches = [points(1, 8), points(2, 4)]
     start = subject.model.buffers.clone()
@@ -221,7 +221,7 @@ def test_each_batch_moves_the_buffers_from_where_the_round_found_them() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_loss_that_is_not_finite_names_its_batch(bad: int) -> None:
+def test_non_finite_loss_names_its_batch(bad: int) -> None:
     batches = [points(seed, 4) for seed in range(3)]
     batches[bad]["y"][1] = np.inf
     with pytest.raises(NotFiniteError) as caught:
@@ -242,7 +242,7 @@ class Cliff(nn.Module):
 
 
 @pytest.mark.parametrize(("count", "index"), [(1, 0), (2, None)])
-def test_a_gradient_that_is_not_finite_names_its_batch_only_if_there_is_one(
+def test_non_finite_gradient_names_its_batch_if_it_has_only_one(
     count: int, index: int | None
 ) -> None:
     batch: Columns = {"x": np.zeros((2, 3), np.float32), "y": np.ones(2, np.float32)}
@@ -251,7 +251,7 @@ def test_a_gradient_that_is_not_finite_names_its_batch_only_if_there_is_one(
     assert caught.value.batch_index == index
 
 
-def test_what_the_task_raises_is_distinguished_and_names_its_batch() -> None:
+def test_exception_of_the_task_is_a_task_error_with_its_batch() -> None:
     task = image_task(classes=4)
     subject = GradientComputer(task, build_model(task, seed=0), CPU)
     with pytest.raises(TaskError, match=r"batch 1.*label: a number is outside") as caught:
@@ -272,9 +272,7 @@ def _labels(records: Mapping[str, Tensor]) -> Tensor:
     return records["lable"]
 
 
-def test_what_the_task_raises_is_reported_with_the_line_of_the_users_code_and_none_of_ours() -> (
-    None
-):
+def test_task_error_has_the_line_of_the_users_code() -> None:
     network = nn.Linear(3, 1)
     with pytest.raises(TaskError) as caught:
         GradientComputer(Typo(network), network, CPU).compute([points(1, 4)])
@@ -294,7 +292,7 @@ class Mismatched(Regression):
         return cross_entropy(outputs, records["y"].long()[:2], reduction="none")
 
 
-def test_what_pytorch_raises_is_reported_with_the_line_of_the_task_that_called_it() -> None:
+def test_pytorch_error_has_the_line_of_the_task_that_called_it() -> None:
     network = nn.Linear(3, 1)
     with pytest.raises(TaskError) as caught:
         GradientComputer(Mismatched(network), network, CPU).compute([points(1, 4)])
@@ -364,7 +362,7 @@ class Returning(Regression):
         (Returning(outputs=torch.Tensor.detach), "the loss has no gradient: forward", "forward"),
     ],
 )
-def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
+def test_invalid_return_value_is_a_wrong_task_error_without_a_batch(
     task: Returning, expected: str, method: str
 ) -> None:
     computer = GradientComputer(task, task.network, CPU)
@@ -376,7 +374,7 @@ def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
     assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
 
 
-def test_metric_of_the_name_of_a_score_is_refused_where_the_task_has_scores() -> None:
+def test_metric_named_like_a_score_is_rejected_if_the_task_has_scores() -> None:
     class Scored(Returning):
         def binary_scores(
             self, outputs: Tensor, records: Mapping[str, Tensor]
@@ -390,7 +388,7 @@ def test_metric_of_the_name_of_a_score_is_refused_where_the_task_has_scores() ->
 
 
 @pytest.mark.parametrize("together_bytes", [0, 1 << 20])
-def test_nan_of_a_metric_counts_as_no_value_of_that_record(together_bytes: int) -> None:
+def test_metric_sums_exclude_nan_values(together_bytes: int) -> None:
     task = Returning(metrics=lambda x: {"half": _every_other(x), "none": x * nan, "all": x * 0 + 1})
     computer = GradientComputer(task, task.network, CPU, together_bytes=together_bytes)
     found = computer.compute([points(1, 4), points(2, 6)])
@@ -411,7 +409,7 @@ def _every_other(column: Tensor) -> Tensor:
         (lambda x: x, lambda x: {"a": x, "b": x * inf}, "metric 'b' is not finite for batch 0"),
     ],
 )
-def test_error_of_what_is_not_finite_names_the_loss_or_the_metric(
+def test_not_finite_error_names_the_loss_or_the_metric(
     losses: Callable[[Tensor], Tensor], metrics: Callable[[Tensor], object], said: str
 ) -> None:
     task = Returning(losses=losses, metrics=metrics)
@@ -419,7 +417,7 @@ def test_error_of_what_is_not_finite_names_the_loss_or_the_metric(
         GradientComputer(task, task.network, CPU).compute([points(1, 4)])
 
 
-def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
+def test_metrics_that_differ_between_batches_raise_wrong_task_error() -> None:
     names = cycle(["a", "b"])
     task = Returning(metrics=lambda x: {next(names): x})
     with pytest.raises(WrongTaskError, match=r"\['b'\] for one batch and \['a'\] for another"):
@@ -428,7 +426,7 @@ def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
         )
 
 
-def test_the_order_of_metrics_is_of_no_account() -> None:
+def test_order_of_metrics_does_not_matter() -> None:
     orders = iter([("a", "b"), ("b", "a")])
     task = Returning(metrics=lambda x: {name: x + ord(name) for name in next(orders)})
     found = GradientComputer(task, task.network, CPU, together_bytes=0).compute(
@@ -452,23 +450,23 @@ class Replacing(nn.Linear):
         return super().forward(inputs)
 
 
-def test_a_module_that_replaces_its_buffers_is_refused() -> None:
+def test_module_that_replaces_its_buffers_is_rejected() -> None:
     with pytest.raises(UserError, match="'seen'"):
         computer(Replacing()).compute([points(1, 4)])
 
 
 @pytest.mark.parametrize("batches", [[], [points(1, 0)], [{}]])
-def test_nothing_has_no_gradient(batches: list[Columns]) -> None:
+def test_compute_without_samples_raises(batches: list[Columns]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         computer(nn.Linear(3, 1)).compute(batches)
 
 
-def test_weights_of_another_model_are_refused() -> None:
+def test_load_of_weights_of_another_model_is_rejected() -> None:
     with pytest.raises(CorruptError):
         computer(nn.Linear(3, 1)).load(bytes(12))
 
 
-def test_half_precision_is_near_and_its_gradient_is_whole() -> None:
+def test_autocast_gradient_is_close_and_in_float32() -> None:
     task = image_task()
     exact = GradientComputer(task, build_model(task, seed=0), CPU)
     rough = GradientComputer(task, build_model(task, seed=0), CPU, autocast=True)
@@ -479,7 +477,7 @@ def test_half_precision_is_near_and_its_gradient_is_whole() -> None:
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
-def test_a_gpu_that_is_not_there_is_the_users_fault_and_auto_does_without() -> None:
+def test_missing_gpu_is_a_user_error_and_auto_falls_back_to_cpu() -> None:
     assert resolve_device("cpu") == CPU
     if torch.cuda.is_available():
         assert resolve_device("auto").type == resolve_device("cuda").type == "cuda"
@@ -490,7 +488,7 @@ def test_a_gpu_that_is_not_there_is_the_users_fault_and_auto_does_without() -> N
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_gradient_of_the_cpu_and_repeats_its_bits() -> None:
+def test_gpu_gradient_is_close_to_the_cpu_and_reproducible() -> None:
     task = image_task()
     batches = [images(1, 64), images(2, 32)]
     on_cpu = GradientComputer(task, build_model(task, seed=0), CPU).compute(batches)
@@ -509,7 +507,7 @@ def line(seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_on_a_walk_each_gradient_is_taken_where_those_before_it_lead_to(
+def test_walk_takes_each_gradient_after_the_steps_before_it(
     reduction: Literal["mean", "sum"],
 ) -> None:
     network, batches = line(), [points(seed, count) for seed, count in ((1, 4), (2, 6), (3, 5))]
@@ -538,7 +536,7 @@ def computed_at(
     return subject.compute(batches).vector
 
 
-def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
+def test_update_from_walks_is_the_average_of_the_copies() -> None:
     # Two workers make two local steps each: K = 4, p = 2.
     rate, network = 0.125, line()
     subject = computer(network)
@@ -561,14 +559,14 @@ def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
     assert_within_ulps(found, (copies[0] + copies[1]) / 2, 4)
 
 
-def test_every_record_of_a_walk_is_counted_once_where_gradients_are_summed() -> None:
+def test_walk_with_sum_reduction_counts_every_record_once() -> None:
     task = Counting(ids=12)
     subject = GradientComputer(task, task.build(), CPU, reduction="sum")
     batches = [{"id": ids} for ids in np.arange(12).reshape(3, 4)]
     assert subject.compute(batches, local_rate=0.5).vector.tolist() == [1.0] * 12
 
 
-def test_a_walk_that_goes_wrong_names_the_batch_and_leaves_the_weights() -> None:
+def test_failed_walk_names_its_batch_and_restores_the_weights() -> None:
     network = line()
     subject = computer(network)
     before = subject.model.vector.copy()

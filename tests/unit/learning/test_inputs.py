@@ -49,7 +49,7 @@ class Picky(Joined):
         return super().forward(module, records)
 
 
-def test_a_label_is_no_input() -> None:
+def test_label_is_not_an_input() -> None:
     task = image_task()
     fields = (Field("image", "uint8", task.inputs()["image"].shape or ()), Field("label", "int64"))  # type: ignore[attr-defined]
     found = forward_of(task, build_model(task, 0).eval(), fields)
@@ -57,11 +57,11 @@ def test_a_label_is_no_input() -> None:
     assert len(found.output_shape) == 1
 
 
-def test_a_task_of_ones_own_is_seen_through() -> None:
+def test_inputs_of_a_custom_task_are_observed() -> None:
     found = forward_of(Joined(), Joined().build(), FIELDS)
     assert ([field.name for field in found.fields], found.output_shape) == (["a", "b"], (4,))
 
 
-def test_a_task_that_takes_no_zeros_is_given_all_fields() -> None:
+def test_task_that_rejects_zeros_gets_all_fields_as_inputs() -> None:
     found = forward_of(Picky(), Picky().build(), FIELDS)
     assert (found.fields, found.output_shape) == (FIELDS, (-1,))

@@ -66,7 +66,7 @@ def e_step(
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=THERE)])
-def test_updates_are_those_of_online_variational_bayes(*, real: bool) -> None:
+def test_lda_updates_equal_online_variational_bayes(*, real: bool) -> None:
     records, words = documents(real=real)
     entries = records["index"].shape[1]
     options = {"words": words, "entries": entries, "topics": TOPICS, "documents": 2000}
@@ -95,7 +95,7 @@ def test_updates_are_those_of_online_variational_bayes(*, real: bool) -> None:
         assert np.abs(learned - topics).sum() < 2e-3 * topics.sum()
 
 
-def test_a_document_does_not_depend_on_those_beside_it() -> None:
+def test_lda_document_does_not_depend_on_its_batch() -> None:
     records, words = documents(real=False)
     task = make_task("lda", {"words": words, "entries": 30, "topics": 4, "documents": 80})
     module = build_model(task, 0)
@@ -106,7 +106,7 @@ def test_a_document_does_not_depend_on_those_beside_it() -> None:
         assert_within_ulps(task.forward(module, alone)[0].detach(), wanted[row].detach(), 4)
 
 
-def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
+def test_lda_cost_falls_over_repeated_updates() -> None:
     records, words = documents(real=False)
     task = make_task("lda", {"words": words, "entries": 30, "topics": 4, "documents": 80})
     computer = GradientComputer(task, build_model(task, 0), CPU)
@@ -129,7 +129,7 @@ def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
         (3, 1.0, 0.0, "take smaller steps"),
     ],
 )
-def test_what_no_topic_can_have_is_refused(
+def test_invalid_lda_records_and_weights_are_rejected(
     index: int, value: float, weight: float, expected: str
 ) -> None:
     task = make_task("lda", {"words": 200, "entries": 1, "topics": 4, "documents": 80})
@@ -160,7 +160,7 @@ optimizer: {learning_rate: 0.5}
         ("{learning_rate: 0.5}\nreduction: sum", "{learning_rate: 0.5}"),
     ],
 )
-def test_steps_that_are_not_theirs_are_refused_at_the_door(wrong: str, right: str) -> None:
+def test_lda_job_with_an_unsupported_optimizer_is_rejected(wrong: str, right: str) -> None:
     assert parse_job(JOB).task_options["entries"] == 9
     with pytest.raises(UserError, match="optimizer: lda needs `name: sgd` with a learning_rate"):
         parse_job(JOB.replace(right, wrong))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     ("network", "weights", "dense"),
     [(cnn_28(1, 28, 28, 47), 232_239, 2), (cnn_32(3, 32, 32, 10), 256_830, 3)],
 )
-def test_a_network_of_the_paper_has_two_convolutions_and_its_dense_layers(
+def test_paper_network_has_two_convolutions_and_its_dense_layers(
     network: nn.Module, weights: int, dense: int
 ) -> None:
     kinds = [type(layer) for layer in network.modules()]
@@ -40,7 +40,7 @@ def test_a_network_of_the_paper_has_two_convolutions_and_its_dense_layers(
 
 @pytest.mark.parametrize("name", IMAGE_NETWORKS)
 @pytest.mark.parametrize("side", [16, 17, 28, 33])
-def test_every_network_takes_every_size_from_16_up(name: str, side: int) -> None:
+def test_image_network_accepts_every_size_from_16_up(name: str, side: int) -> None:
     network = IMAGE_NETWORKS[name](2, side, side + 1, 5)
     assert network(torch.zeros(3, 2, side, side + 1)).shape == (3, 5)
 
@@ -74,7 +74,7 @@ def plain_resnet_32(weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     "real",
     [False, pytest.param(True, marks=pytest.mark.skipif(not CIFAR.exists(), reason="not here"))],
 )
-def test_resnet_32_is_that_of_the_paper(*, real: bool) -> None:
+def test_resnet_32_equals_that_of_its_paper(*, real: bool) -> None:
     random = np.random.default_rng(0)
     made = {
         "image": random.integers(0, 256, (4, 3, 32, 32), np.uint8),
@@ -101,11 +101,11 @@ def test_resnet_32_is_that_of_the_paper(*, real: bool) -> None:
 
 
 @pytest.mark.parametrize("side", [2, 3, 8])
-def test_the_small_network_takes_small_images(side: int) -> None:
+def test_cnn_small_accepts_small_images(side: int) -> None:
     assert cnn_small(1, side, side, 10)(torch.zeros(3, 1, side, side)).shape == (3, 10)
 
 
-def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_them() -> None:
+def test_running_norm_does_not_depend_on_how_batches_are_split() -> None:
     """Batches of 8, 32 per update, in one or two messages, with features far from zero."""
     options = {"features": 3, "classes": 2, "normalise": True}
     task = make_task("logistic-regression", options)
@@ -142,7 +142,7 @@ def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_the
     assert np.array_equal(states[2]["0.mean"], states[0]["0.mean"])
 
 
-def test_running_normalisation_judges_each_record_alone_once_something_is_known() -> None:
+def test_running_norm_treats_records_separately_after_its_first_batch() -> None:
     norm = RunningNorm(2)
     records = torch.from_numpy(np.random.default_rng(0).normal(7.0, 3.0, (40, 2))).float()
     # The first batch is normalized by its own mean.

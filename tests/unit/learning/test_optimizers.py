@@ -51,14 +51,14 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[float]:
         (OptimizerSettings("adam", 0.1), [0.8, 2.2]),
     ],
 )
-def test_an_optimizer_steps_as_its_formula_says(
+def test_optimizer_steps_follow_the_formula(
     settings: OptimizerSettings, expected: list[float]
 ) -> None:
     assert weights_of(stepped(settings)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
-def test_an_optimizer_keeps_what_a_snapshot_of_it_must_hold(name: str) -> None:
+def test_optimizer_state_has_the_documented_names(name: str) -> None:
     optimizer = stepped(OptimizerSettings(name, 0.1))  # type: ignore[arg-type] # a known name
     (parameter,) = optimizer.param_groups[0]["params"]
     kept = {key for key, value in optimizer.state[parameter].items() if value is not None}
@@ -77,7 +77,7 @@ def test_an_optimizer_keeps_what_a_snapshot_of_it_must_hold(name: str) -> None:
         ("sgd", float("nan"), {}, "learning_rate"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_naming_what_is_wrong(
+def test_invalid_optimizer_settings_are_rejected_by_name(
     name: str, rate: float, options: dict[str, object], named: str
 ) -> None:
     with pytest.raises(UserError, match=named):
@@ -95,7 +95,7 @@ def test_settings_that_make_no_sense_are_refused_naming_what_is_wrong(
         ("adagrad", {"eps": 1e-6}, partial(torch.optim.Adagrad, eps=1e-6)),
     ],
 )
-def test_an_optimizer_is_torchs_own_to_the_bit(
+def test_optimizer_equals_torch_bit_for_bit(
     name: OptimizerName,
     options: dict[str, object],
     theirs: Callable[..., torch.optim.Optimizer],
@@ -114,7 +114,7 @@ def test_an_optimizer_is_torchs_own_to_the_bit(
     assert both[0].tolist() == both[1].tolist()
 
 
-def test_ftrl_is_algorithm_1_of_its_paper() -> None:
+def test_ftrl_equals_algorithm_1_of_its_paper() -> None:
     alpha, beta, l1, l2 = 0.5, 1.0, 0.3, 0.1
     settings = OptimizerSettings("ftrl", alpha, {"l1": l1, "l2": l2})
     parameter = torch.nn.Parameter(torch.zeros(50))
@@ -134,7 +134,7 @@ def test_ftrl_is_algorithm_1_of_its_paper() -> None:
     assert 0 < (parameter == 0).sum() < 50
 
 
-def test_without_penalties_ftrl_steps_from_where_it_begins_at_each_steps_own_rate() -> None:
+def test_ftrl_without_penalties_steps_at_the_rate_of_each_step() -> None:
     parameter = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = make_optimizer(OptimizerSettings("ftrl", 1.0), parameter)
     weights, squares = np.array([3.0, -2.0]), np.zeros(2)
@@ -148,7 +148,7 @@ def test_without_penalties_ftrl_steps_from_where_it_begins_at_each_steps_own_rat
         assert parameter.tolist() == pytest.approx(weights, rel=1e-5)
 
 
-def test_no_optimizer_loads_torchs_compiler() -> None:
+def test_optimizers_do_not_load_the_torch_compiler() -> None:
     code = """
 import sys
 import torch

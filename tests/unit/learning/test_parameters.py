@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
 
 
-def test_parameters_come_first_in_the_modules_order_and_float_buffers_after() -> None:
+def test_flat_vector_has_parameters_first_and_then_float_buffers() -> None:
     module = normalised()
     parameters = [parameter.detach().clone().ravel() for parameter in module.parameters()]
     floats = [b.clone().ravel() for b in module.buffers() if b.is_floating_point()]
@@ -28,7 +28,7 @@ def test_parameters_come_first_in_the_modules_order_and_float_buffers_after() ->
     assert np.array_equal(flat.vector, torch.cat([*parameters, *floats]).numpy())
 
 
-def test_the_vector_is_the_modules_own_memory() -> None:
+def test_flat_vector_shares_memory_with_the_module() -> None:
     module = normalised()
     flat = FlatModel(module)
     flat.vector[:] = np.arange(len(flat.vector))
@@ -39,7 +39,7 @@ def test_the_vector_is_the_modules_own_memory() -> None:
     assert np.shares_memory(np.frombuffer(flat.weights(), np.float32), flat.vector)
 
 
-def test_a_backward_pass_adds_into_the_flat_gradient() -> None:
+def test_backward_pass_adds_to_the_flat_gradient() -> None:
     module = nn.Linear(2, 1)
     flat = FlatModel(module)
     for _ in range(2):
@@ -47,8 +47,8 @@ def test_a_backward_pass_adds_into_the_flat_gradient() -> None:
     assert flat.gradient.tolist() == [6, 10, 2]
 
 
-class Looked(nn.Module):
-    """Looked-up rows between ordinary weights."""
+class RowLookup(nn.Module):
+    """Row lookups between ordinary weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,9 +64,9 @@ class Looked(nn.Module):
         return found
 
 
-def test_a_sparse_gradient_has_the_bits_that_torch_gives_it_and_leaves_out_what_is_zero() -> None:
+def test_sparse_gradient_equals_torch_and_omits_zero_rows() -> None:
     """Rows that one round has touched are zero again in the next."""
-    module, plain = Looked(), Looked()
+    module, plain = RowLookup(), RowLookup()
     model = FlatModel(module)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ def test_a_sparse_gradient_has_the_bits_that_torch_gives_it_and_leaves_out_what_
         assert dense(found).tobytes() == whole.numpy().tobytes()
 
 
-def test_a_gradient_is_dense_where_rows_are_looked_up_and_used_as_a_whole_too() -> None:
+def test_gradient_is_dense_if_the_whole_table_is_used_too() -> None:
     module = nn.Embedding(3, 2, sparse=True)
     model = FlatModel(module)
     (module(torch.tensor([1])).sum() + module.weight.sum()).backward()
@@ -99,7 +99,7 @@ def test_a_gradient_is_dense_where_rows_are_looked_up_and_used_as_a_whole_too() 
     assert not model.gradient.any()
 
 
-def test_weights_load_from_any_kind_of_bytes() -> None:
+def test_load_accepts_any_kind_of_bytes() -> None:
     flat = FlatModel(nn.Linear(2, 1))
     wanted = np.array([1, 2, 3], np.float32)
     # Not aligned, as in the middle of a message.
@@ -110,7 +110,7 @@ def test_weights_load_from_any_kind_of_bytes() -> None:
         assert flat.vector.tolist() == [1, 2, 3]
 
 
-def test_some_weights_are_overwritten_and_all_others_stay() -> None:
+def test_write_overwrites_only_the_given_weights() -> None:
     model = FlatModel(nn.Linear(3, 2))
     before = model.vector.copy()
     model.write(SparseVector(8, np.array([0, 3]), np.array([[1, 2], [3, 4]], np.float32)))
@@ -120,7 +120,7 @@ def test_some_weights_are_overwritten_and_all_others_stay() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8, 11, 16])
-def test_weights_of_another_length_are_refused_with_both_lengths(size: int) -> None:
+def test_load_of_another_length_is_rejected_with_both_lengths(size: int) -> None:
     flat = FlatModel(nn.Linear(2, 1))
     before = flat.vector.copy()
     with pytest.raises(CorruptError, match=f"{size} bytes .* 12 bytes"):
@@ -128,7 +128,7 @@ def test_weights_of_another_length_are_refused_with_both_lengths(size: int) -> N
     assert np.array_equal(flat.vector, before)
 
 
-def test_tied_weights_have_one_place() -> None:
+def test_tied_weights_are_stored_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight
     flat = FlatModel(module)
@@ -147,17 +147,17 @@ def test_a_frozen_parameter_is_not_in_the_vector() -> None:
     assert flat.base.tensors.keys() == {"bias"}
 
 
-def test_a_module_of_another_precision_is_refused_naming_the_parameter() -> None:
+def test_module_of_another_precision_is_rejected_with_its_parameter() -> None:
     with pytest.raises(UserError, match=r"'0.weight' is torch.float64"):
         FlatModel(nn.Sequential(nn.Linear(2, 2, dtype=torch.float64)))
 
 
-def test_a_module_without_parameters_is_refused() -> None:
+def test_module_without_parameters_is_rejected() -> None:
     with pytest.raises(UserError, match="no parameters"):
         FlatModel(nn.ReLU())
 
 
-def test_a_buffer_of_whole_numbers_that_may_matter_is_refused() -> None:
+def test_integer_buffer_that_affects_the_model_is_rejected() -> None:
     module = nn.Linear(2, 1)
     module.register_buffer("seen", torch.tensor(0))
     with pytest.raises(UserError, match="'seen'"):
@@ -166,13 +166,13 @@ def test_a_buffer_of_whole_numbers_that_may_matter_is_refused() -> None:
         FlatModel(nn.BatchNorm1d(2, momentum=None))
 
 
-def test_a_constant_that_is_not_saved_is_left_alone() -> None:
+def test_non_persistent_buffer_is_ignored() -> None:
     module = nn.Linear(2, 1)
     module.register_buffer("order", torch.arange(5), persistent=False)
     assert FlatModel(module).buffer_count == 0
 
 
-def test_a_buffer_that_is_replaced_and_not_written_is_noticed() -> None:
+def test_replaced_buffer_is_detected() -> None:
     module = nn.BatchNorm1d(2)
     flat = FlatModel(module)
     module(torch.randn(4, 2))
@@ -183,13 +183,13 @@ def test_a_buffer_that_is_replaced_and_not_written_is_noticed() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_the_vector_is_a_copy_on_the_host() -> None:
+def test_flat_vector_of_a_gpu_model_is_a_copy_on_the_host() -> None:
     flat = FlatModel(nn.Linear(2, 1).cuda())
     flat.load(np.array([1, 2, 3], np.float32))
     assert flat.state.tolist() == flat.vector.tolist() == [1, 2, 3]
 
 
-def test_a_large_gradient_is_given_away_and_its_memory_serves_again_once_it_is_given_back() -> None:
+def test_large_gradient_is_handed_over_and_its_memory_reused_on_return() -> None:
     module = nn.Linear(GIVEN_AWAY // 2, 2)
     module.register_buffer("mean", torch.zeros(3))
     flat = FlatModel(module)
@@ -218,7 +218,7 @@ def test_a_large_gradient_is_given_away_and_its_memory_serves_again_once_it_is_g
     assert np.array_equal(fourth, expected(9.0))
 
 
-def test_what_is_no_gradient_of_the_model_is_not_taken_back() -> None:
+def test_give_back_of_a_foreign_vector_is_ignored() -> None:
     flat = FlatModel(nn.Linear(GIVEN_AWAY, 1))
     flat.give_back(np.ones(GIVEN_AWAY, np.float32))
     flat.clear_gradient()
@@ -228,14 +228,14 @@ def test_what_is_no_gradient_of_the_model_is_not_taken_back() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 70_000, 99_999])
-def test_one_number_that_is_not_finite_is_seen(wrong: float, place: int) -> None:
+def test_is_finite_finds_a_single_non_finite_number(wrong: float, place: int) -> None:
     vector = np.ones(100_000, np.float32)
     assert is_finite(vector)
     vector[place] = wrong
     assert not is_finite(vector)
 
 
-def test_numbers_that_only_together_are_too_large_are_finite() -> None:
+def test_is_finite_is_true_for_finite_numbers_whose_sum_overflows() -> None:
     assert is_finite(np.full(1000, 3e38, np.float32))
     assert is_finite(np.empty(0, np.float32))
     assert not is_finite(np.array([np.inf, -np.inf], np.float32))

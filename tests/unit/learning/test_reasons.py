@@ -71,7 +71,7 @@ def assert_nothing_of_it(reasons: list[str]) -> None:
 @given(record=RECORDS, cut=st.integers(0, 3), junk=JUNK)
 @example({MARKER: [MARKER]}, 0, b"")
 @example({MARKER: 1}, 0, b"\xff" + MARKER.encode())
-def test_reason_for_json_holds_nothing_of_the_record(
+def test_json_reason_contains_nothing_of_the_record(
     record: dict[str, Any], cut: int, junk: bytes
 ) -> None:
     data = json.dumps(record).encode()
@@ -82,7 +82,7 @@ def test_reason_for_json_holds_nothing_of_the_record(
 
 @pytest.mark.parametrize("kind", ["string", "bytes", {"type": "array", "items": "string"}])
 @given(junk=JUNK, fixed=st.integers(0, 30))
-def test_reason_for_avro_holds_nothing_of_the_record(kind: Any, junk: bytes, fixed: int) -> None:  # noqa: ANN401
+def test_avro_reason_contains_nothing_of_the_record(kind: Any, junk: bytes, fixed: int) -> None:  # noqa: ANN401
     cell = {"string": MARKER, "bytes": MARKER.encode()}.get(str(kind), [MARKER])
     schema = schema_of(dict.fromkeys(NAMES, kind))
     data = framed(1, schema, dict.fromkeys(NAMES, cell))
@@ -92,7 +92,7 @@ def test_reason_for_avro_holds_nothing_of_the_record(kind: Any, junk: bytes, fix
 
 
 @given(junk=JUNK, fixed=st.integers(0, 30))
-def test_reason_for_protobuf_holds_nothing_of_the_record(junk: bytes, fixed: int) -> None:
+def test_protobuf_reason_contains_nothing_of_the_record(junk: bytes, fixed: int) -> None:
     file = FileDescriptorProto(name="rows.proto", syntax="proto3")
     message = file.message_type.add(name="Row")
     for number, name in enumerate(NAMES, 1):
@@ -104,12 +104,12 @@ def test_reason_for_protobuf_holds_nothing_of_the_record(junk: bytes, fixed: int
 
 
 @given(junk=JUNK)
-def test_reason_for_tensors_holds_nothing_of_the_record(junk: bytes) -> None:
+def test_tensor_reason_contains_nothing_of_the_record(junk: bytes) -> None:
     codec = make_codec("tensor", job("a: {dtype: int64}").records.described())
     assert_nothing_of_it(reasons(codec, junk + MARKER.encode()))
 
 
-def test_ten_thousand_faults_of_one_kind_have_one_reason() -> None:
+def test_many_faults_of_one_kind_have_one_skip_reason() -> None:
     codec = codec_of(job("amount: {dtype: float32}").records)
     wrong = [b'{"amount": "%s-%d"}' % (MARKER.encode(), number) for number in range(10_000)]
     assert set(reasons(codec, *wrong)) == {

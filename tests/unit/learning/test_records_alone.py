@@ -424,7 +424,7 @@ CODECS = {
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=CASES)
 @given(seed=st.integers(0, 2**64 - 1))
-def test_record_in_any_poll_is_judged_as_alone(name: str, seed: int) -> None:
+def test_record_decodes_the_same_in_any_poll(name: str, seed: int) -> None:
     chance = Random(seed)  # noqa: S311 -- of a test
     case = CODECS[name](chance)
     alone = [verdicts(case.codec, [value])[0] for value in case.values]

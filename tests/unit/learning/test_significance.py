@@ -40,7 +40,7 @@ compressions = st.one_of(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), compressions)
-def test_receiver_of_every_version_has_the_bits_of_the_view(
+def test_receiver_of_all_changes_has_the_bits_of_the_view(
     seed: int, scale: float, compression: Compression
 ) -> None:
     first, *later = steps(seed, 6, scale)
@@ -59,9 +59,7 @@ def test_receiver_of_every_version_has_the_bits_of_the_view(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), st.floats(0.01, 10))
-def test_no_weight_is_off_by_more_than_its_share(
-    seed: int, scale: float, significance: float
-) -> None:
+def test_view_error_of_each_weight_is_bounded(seed: int, scale: float, significance: float) -> None:
     first, *later = steps(seed, 6, scale)
     view = KnownWeights(first, PARAMETERS, Compression(significance))
     for version, weights in enumerate(later, 1):
@@ -74,7 +72,7 @@ def test_no_weight_is_off_by_more_than_its_share(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), st.floats(0, 10))
-def test_what_is_sent_is_what_the_definition_finds_in_single_precision(
+def test_changes_equal_the_definition_in_single_precision(
     seed: int, scale: float, significance: float
 ) -> None:
     first, weights = steps(seed, 1, scale)
@@ -91,7 +89,7 @@ def test_what_is_sent_is_what_the_definition_finds_in_single_precision(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, WHOLE_FROM))
-def test_of_a_share_the_largest_changes_are_reported(seed: int, share: float) -> None:
+def test_share_setting_reports_the_largest_changes(seed: int, share: float) -> None:
     first, weights = steps(seed, 1, 1.0)
     view = KnownWeights(first, PARAMETERS, Compression(changes=share))
     changes = view.follow(weights, 1)
@@ -105,7 +103,7 @@ def test_of_a_share_the_largest_changes_are_reported(seed: int, share: float) ->
     assert off[chosen].min() >= np.delete(off, chosen).max(initial=0)
 
 
-def test_a_small_weight_is_not_significant_for_its_own_sake() -> None:
+def test_large_relative_change_of_a_tiny_weight_is_not_reported() -> None:
     first = np.array([10.0, 1e-6, 0.0, 0.0], np.float32)
     view = KnownWeights(first, 4, Compression(0.5))
     changes = view.follow(np.array([10.0, 2e-6, 3e-6, 0.0], np.float32), 1)
@@ -116,7 +114,7 @@ def test_a_small_weight_is_not_significant_for_its_own_sake() -> None:
     assert (changes.blocks.tolist(), changes.values.tolist()) == ([2], [[6.0]])
 
 
-def test_what_changes_back_is_not_reported() -> None:
+def test_weight_that_changes_back_is_not_reported() -> None:
     first = np.array([1.0, 1.0, 1.0], np.float32)
     view = KnownWeights(first, 3, Compression(0.1))
     assert view.follow(first * np.float32(1.05), 1) is not None
@@ -125,7 +123,7 @@ def test_what_changes_back_is_not_reported() -> None:
     assert changes.blocks.tolist() == []
 
 
-def test_the_share_shrinks_with_the_root_of_the_version() -> None:
+def test_significance_shrinks_with_the_root_of_the_version() -> None:
     first = np.ones(10, np.float32)
     moved = np.array([*[1.0] * 9, 1.2], np.float32)
     for version, expected in ((1, []), (5, []), (10, [9])):

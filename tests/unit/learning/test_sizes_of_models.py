@@ -19,7 +19,7 @@ from common.learning.tasks import MIB, make_task, try_model
     st.integers(1, 3),
     st.integers(2, 50),
 )
-def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
+def test_predicted_size_of_an_image_network_equals_that_of_its_layers(
     network: str, height: int, width: int, channels: int, classes: int
 ) -> None:
     given_options = {
@@ -47,7 +47,9 @@ def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
         ("lda", {"words": 100, "entries": 9, "topics": 7, "documents": 50}),
     ],
 )
-def test_so_is_that_of_other_models(name: str, options: dict[str, Any]) -> None:
+def test_predicted_size_of_other_models_equals_that_of_their_layers(
+    name: str, options: dict[str, Any]
+) -> None:
     assert try_model(make_task(name, options), 0) == (
         4 * options_of(name, options).parameters / MIB
     )

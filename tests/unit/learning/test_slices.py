@@ -48,7 +48,7 @@ def test_slices_cover_everything_once_and_differ_by_a_block(size: int, count: in
     assert max(sizes) - min(sizes) < 2 * BLOCK
 
 
-def test_what_ranks_own_lies_in_their_order() -> None:
+def test_lengths_of_ranks_follow_their_order() -> None:
     slices = cut(3 * BLOCK + 5, 3)
 
     assert lengths(slices, [1, 1, 3], 4) == [0, 2 * BLOCK, 0, BLOCK + 5]
@@ -57,7 +57,7 @@ def test_what_ranks_own_lies_in_their_order() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", STATE_NAMES)
 @pytest.mark.parametrize(("count", "of_torch"), [(3, 1), (3, 2), (70, 1)])
-def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
+def test_step_over_slices_equals_the_whole_step_bit_for_bit(
     threads: Callable[[int], None],
     name: OptimizerName,
     count: int,
@@ -91,7 +91,7 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
-def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None:
+def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
     settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
     weights, total = drawn(size, 0), drawn(size, 1)
     one = Slice(slice(0, size), size, settings)
@@ -117,7 +117,7 @@ def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("share", [0.1, 10.0])  # limit / norm
-def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
+def test_gradient_of_slices_is_clipped_by_the_norm_of_all(
     reduction: Reduction, share: float
 ) -> None:
     # The positions behind the parameters are buffers.
@@ -149,7 +149,7 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
 
 
 @given(size=st.integers(0, 5 * BLOCK), count=st.integers(1, 4), seed=st.integers(0, 9))
-def test_digests_of_slices_add_up_to_that_of_the_whole(size: int, count: int, seed: int) -> None:
+def test_digests_of_slices_add_up_to_the_whole_digest(size: int, count: int, seed: int) -> None:
     vector = drawn(size, seed)
 
     parts = [digest(vector[place], place.start) for place in cut(size, count)]

@@ -86,7 +86,7 @@ def learned(
 
 
 @real_or_made(CLICKS)
-def test_sparse_logistic_regression_learns_what_a_plain_loop_learns(*, real: bool) -> None:
+def test_sparse_logistic_regression_equals_a_plain_loop(*, real: bool) -> None:
     records = clicks(real=real)
     task = make_task("sparse-logistic", {"features": FEATURES, "entries": 39})
     _, found, sent = learned(task, records, OptimizerSettings("sgd", 0.1), 4)
@@ -112,7 +112,7 @@ def test_sparse_logistic_regression_learns_what_a_plain_loop_learns(*, real: boo
 
 
 @real_or_made(RATINGS)
-def test_matrix_factorisation_learns_what_a_plain_loop_learns(*, real: bool) -> None:
+def test_matrix_factorisation_equals_a_plain_loop(*, real: bool) -> None:
     records = ratings(real=real)
     users, items = (int(records[name].max()) + 1 for name in ("user", "item"))
     options = {"users": users, "items": items, "rank": 5, "regularisation": 0.08}
@@ -178,7 +178,7 @@ def tensors(**columns: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
         ),
     ],
 )
-def test_what_has_no_weight_is_refused_by_name(
+def test_index_without_a_weight_is_rejected_by_field(
     name: str, options: dict[str, int], wrong: dict[str, list[Any]], expected: str
 ) -> None:
     task = make_task(name, options)
@@ -192,7 +192,7 @@ def test_what_has_no_weight_is_refused_by_name(
         task.losses(task.forward(build_model(task, 0), columns), columns)
 
 
-def test_an_entry_of_value_0_touches_nothing() -> None:
+def test_entry_of_value_0_has_no_gradient() -> None:
     task = make_task("sparse-logistic", {"features": 1000, "entries": 2})
     computer = GradientComputer(task, build_model(task, 0), CPU)
     batch = {
@@ -204,7 +204,7 @@ def test_an_entry_of_value_0_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-def test_the_bits_of_a_gradient_do_not_depend_on_when_it_is_computed(device: str) -> None:
+def test_sparse_gradient_bits_do_not_depend_on_earlier_computations(device: str) -> None:
     where = torch.device(device)
     for task, records in (
         (make_task("sparse-logistic", {"features": FEATURES, "entries": 39}), clicks(real=False)),
@@ -230,13 +230,13 @@ optimizer: {learning_rate: 0.1}
 """
 
 
-def test_a_job_names_the_features_and_its_records_give_the_entries() -> None:
+def test_sparse_task_takes_features_from_the_job_and_entries_from_records() -> None:
     spec = parse_job(JOB)
     assert spec.task_options == {"features": 1000, "entries": 39}
     assert len(trainer_of(spec, ())().weights()) == 4 * 1001
 
 
-def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
+def test_sparse_task_takes_its_features_from_the_hash_buckets() -> None:
     hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
     spec = parse_job(hashed.replace(", features: 1000", ""))
     assert spec.task_options == {"features": 500, "entries": 39}
@@ -259,13 +259,13 @@ def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
         ("shape: [39]", "shape: []"),
     ],
 )
-def test_hashed_features_need_room(there: str, instead: str) -> None:
+def test_hashed_features_with_unsuitable_fields_are_rejected(there: str, instead: str) -> None:
     hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
     with pytest.raises(UserError, match="records: hashed: needs `codec: json` and the fields"):
         parse_job(hashed.replace(", features: 1000", "").replace(there, instead))
 
 
-def test_ratings_of_rows_that_were_never_touched_stay_as_they_began() -> None:
+def test_rows_without_ratings_keep_their_initial_weights() -> None:
     task = make_task("matrix-factorisation", {"users": 500, "items": 400, "rank": 3})
     first, found, _ = learned(task, ratings(real=False), OptimizerSettings("sgd", 1.0), 1)
     model = FlatModel(build_model(task, 0))

@@ -21,7 +21,7 @@ from common.learning.task_options import ImageClassifierOptions, options_of
         (4, 8, "resnet-32", "5x5 up: use cnn-small"),
     ],
 )
-def test_an_image_that_a_network_cannot_halve_is_refused(
+def test_image_too_small_for_its_network_is_rejected(
     height: int, width: int, network: str, said: str
 ) -> None:
     options = {"classes": 10, "height": height, "width": width, "network": network}
@@ -33,7 +33,9 @@ def test_an_image_that_a_network_cannot_halve_is_refused(
     ("shape", "network"),
     [((1, 28, 28), "cnn-28"), ((3, 32, 32), "cnn-32"), ((1, 16, 16), "cnn-small")],
 )
-def test_a_network_is_chosen_by_the_shape(shape: tuple[int, int, int], network: str) -> None:
+def test_auto_network_is_chosen_by_the_image_shape(
+    shape: tuple[int, int, int], network: str
+) -> None:
     options = options_of(
         "image-classifier",
         {"classes": 10, **dict(zip(("channels", "height", "width"), shape, strict=True))},
@@ -57,14 +59,14 @@ def test_a_network_is_chosen_by_the_shape(shape: tuple[int, int, int], network: 
         ("guessing", {}, "is none of image-classifier"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
+def test_invalid_task_options_are_rejected(
     name: str, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
         options_of(name, options)
 
 
-def test_the_door_of_the_api_needs_no_torch() -> None:
+def test_admin_service_imports_without_torch() -> None:
     peek = "import sys, services.admin.app; print('torch' in sys.modules)"
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", peek], capture_output=True, text=True, check=True

@@ -41,14 +41,14 @@ LABEL = Field("label", "int64")
         ("lda", {"words": 9, "entries": 3, "topics": 2, "documents": 5, "alpha": 0}, "alpha"),
     ],
 )
-def test_a_task_that_makes_no_sense_is_refused_naming_what_is_wrong(
+def test_invalid_task_is_rejected_with_the_problem(
     name: str, options: dict[str, object], named: str
 ) -> None:
     with pytest.raises(UserError, match=named):
         make_task(name, options)
 
 
-def test_the_names_of_the_built_in_tasks_are_exported() -> None:
+def test_names_of_the_built_in_tasks_are_exported() -> None:
     assert TASK_NAMES == (
         "image-classifier",
         "logistic-regression",
@@ -60,7 +60,7 @@ def test_the_names_of_the_built_in_tasks_are_exported() -> None:
     assert tuple(BUILT_IN_TASKS) == TASK_NAMES
 
 
-def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
+def test_entrypoint_is_imported_only_if_it_is_allowed() -> None:
     entrypoint = "tests.unit.learning.examples:Counting"
     with pytest.raises(TaskMissingError, match="not among the allowed"):
         make_task(entrypoint, {"ids": 3}, allowed=["tests.unit.learning.examples:Regression"])
@@ -77,7 +77,7 @@ def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
         ("import common\ncommon.prices()", "has no attribute 'prices': 'common' is DOLL's own"),
     ],
 )
-def test_what_is_not_installed_here_is_missing_which_is_no_fault_of_the_job(
+def test_entrypoint_that_is_not_installed_raises_task_missing_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
 ) -> None:
     entrypoint = _module(tmp_path, monkeypatch, source)
@@ -97,7 +97,7 @@ def test_what_is_not_installed_here_is_missing_which_is_no_fault_of_the_job(
         ),
     ],
 )
-def test_a_task_that_raises_or_lacks_a_method_is_the_users_fault(
+def test_entrypoint_that_raises_or_lacks_a_method_is_a_user_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
 ) -> None:
     entrypoint = _module(tmp_path, monkeypatch, source)
@@ -122,7 +122,7 @@ class Unbuildable(Counting):
         return nn.Linear(2**40, 2**20)
 
 
-def test_a_model_that_cannot_be_built_is_the_users_fault_with_its_line() -> None:
+def test_model_that_cannot_be_built_is_a_user_error_with_its_line() -> None:
     with pytest.raises(UserError, match=r"build\(\) of the task raised .*test_tasks.py, line \d+"):
         build_model(Unbuildable(), seed=0)
 
@@ -135,14 +135,14 @@ def test_a_model_that_cannot_be_built_is_the_users_fault_with_its_line() -> None
         ("tests.unit.learning.examples:Counting", {"colour": 1}),
     ],
 )
-def test_an_entrypoint_that_does_not_work_is_the_users_fault(
+def test_entrypoint_that_does_not_work_is_a_user_error(
     entrypoint: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError, match=entrypoint):
         make_task(entrypoint, options, allowed=[entrypoint])
 
 
-def test_a_seed_makes_the_same_weights_whatever_was_drawn_before() -> None:
+def test_weights_depend_on_the_seed_alone() -> None:
     task = image_task()
     first = build_model(task, seed=7).state_dict()
     before = torch.rand(3)
@@ -156,13 +156,13 @@ def test_a_seed_makes_the_same_weights_whatever_was_drawn_before() -> None:
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_building_a_model_leaves_the_generator_as_it_was() -> None:
+def test_build_model_leaves_the_torch_generator_unchanged() -> None:
     state = torch.get_rng_state()
     build_model(image_task(), seed=7)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_bytes_and_fractions_of_an_image_are_the_same_image() -> None:
+def test_image_classifier_treats_bytes_and_fractions_alike() -> None:
     task = image_task()
     module = build_model(task, seed=0)
     pixels = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
@@ -171,7 +171,7 @@ def test_bytes_and_fractions_of_an_image_are_the_same_image() -> None:
     assert_within_ulps(as_bytes.detach(), as_fractions.detach(), 8)
 
 
-def test_losses_and_accuracy_are_per_sample() -> None:
+def test_image_classifier_losses_and_accuracy_are_per_sample() -> None:
     task = image_task(classes=3)
     outputs = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
     records = {"label": torch.tensor([0, 1], dtype=torch.uint8)}
@@ -181,7 +181,7 @@ def test_losses_and_accuracy_are_per_sample() -> None:
 
 
 @pytest.mark.parametrize("label", [-1, 3])
-def test_a_label_that_is_no_class_is_named(label: int) -> None:
+def test_label_outside_the_classes_is_rejected(label: int) -> None:
     with pytest.raises(ValueError, match="label: a number is outside"):
         image_task(classes=3).losses(torch.zeros(2, 3), {"label": torch.tensor([0, label])})
 
@@ -195,11 +195,11 @@ def test_a_label_that_is_no_class_is_named(label: int) -> None:
         ([IMAGE, Field("label", "float32")], "'label'"),
     ],
 )
-def test_records_that_a_task_cannot_read_are_refused(fields: list[Field], named: str) -> None:
+def test_fields_that_a_task_cannot_read_are_rejected(fields: list[Field], named: str) -> None:
     with pytest.raises(UserError, match=named):
         check_fields(image_task(), fields)
 
 
-def test_records_that_a_task_can_read_pass_and_so_does_a_task_that_does_not_say() -> None:
+def test_readable_fields_and_tasks_without_inputs_pass_the_check() -> None:
     check_fields(image_task(), [LABEL, IMAGE, Field("more", "int8")])
     check_fields(Counting(), [LABEL])

@@ -28,18 +28,18 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
-def test_where_torch_is_nothing_is_refused() -> None:
+def test_need_torch_passes_with_torch() -> None:
     need_torch("this")
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_where_it_is_not_the_message_says_how_to_have_it() -> None:
+def test_need_torch_without_torch_explains_the_installation() -> None:
     with pytest.raises(UserError, match=r"^this needs PyTorch, .*pip install 'doll\[worker\]'"):
         need_torch("this")
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_a_job_of_a_built_in_task_is_submitted_without_torch() -> None:
+def test_job_of_a_built_in_task_is_submitted_without_torch() -> None:
     world = World()
     world.log.create_topics([NewTopic("clinic-a")])
     world.run("job", "submit", "-", typed=JOB)
@@ -47,7 +47,7 @@ def test_a_job_of_a_built_in_task_is_submitted_without_torch() -> None:
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_so_is_one_of_ones_own_task_which_is_not_tried(
+def test_job_of_a_custom_task_is_submitted_unchecked_without_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DOLL_TASKS", OWN)
@@ -59,7 +59,7 @@ def test_so_is_one_of_ones_own_task_which_is_not_tried(
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_an_experiment_that_learns_is_refused_and_another_is_not(tmp_path: Path) -> None:
+def test_experiment_without_torch_is_rejected_only_if_it_learns(tmp_path: Path) -> None:
     assert learner_of(Experiment.model_validate(SMALL), tmp_path, 0) is None
     learning = Experiment.model_validate({**SMALL, "mode": "protocol", "learning": {}})
     with pytest.raises(UserError, match="a simulation that learns needs PyTorch"):

@@ -62,7 +62,7 @@ def train(subject: Trainer, first: int, last: int, *, learning_rate: float | Non
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_an_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str) -> None:
+def test_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str) -> None:
     subject = Trainer(np.zeros(2, np.float32), 2, SGD, reduction)  # type: ignore[arg-type] # known
     subject.add(ROUND, np.array([8, 0], np.float32), 3)
     subject.add(ROUND, np.array([0, 4], np.float32), 1)
@@ -70,7 +70,7 @@ def test_an_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str)
     assert weights_of(subject).tolist() == ([-2, -1] if reduction == "mean" else [-8, -4])
 
 
-def test_an_update_is_made_at_its_own_learning_rate() -> None:
+def test_update_uses_its_own_learning_rate() -> None:
     subject = Trainer(np.zeros(1, np.float32), 1, SGD, "sum")
     for rate, weight in ((1.0, -1.0), (0.5, -1.5), (2.0, -3.5), (None, -4.5)):
         subject.add(ROUND, np.ones(1, np.float32), 1)
@@ -83,7 +83,7 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
-def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
+def test_training_equals_a_plain_torch_loop_bit_for_bit(name: OptimizerName) -> None:
     """An update has two batches of 8; the loop adds up gradients and clips their mean once."""
     network = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(network.weight)
@@ -114,7 +114,7 @@ def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
-def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: OptimizerName) -> None:
+def test_changed_learning_rate_equals_that_of_a_new_trainer(name: OptimizerName) -> None:
     # Both keep the optimizer's state of the earlier steps.
     changed, made = trainer(name, learning_rate=0.01), trainer(name, learning_rate=0.002)
     train(changed, 0, 3)
@@ -125,14 +125,14 @@ def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: Optimiz
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_learning_rate_that_makes_no_sense_is_refused(rate: float) -> None:
+def test_invalid_learning_rate_is_rejected(rate: float) -> None:
     subject = trainer()
     subject.add(ROUND, np.ones(PARAMETERS + BUFFERS, np.float32), 1)
     with pytest.raises(UserError, match="learning_rate"):
         subject.apply(ROUND, rate)
 
 
-def test_every_record_of_a_drained_stream_is_counted_once() -> None:
+def test_trainer_counts_every_record_of_a_stream_once() -> None:
     task = Counting(ids=12)
     computer = GradientComputer(task, task.build(), CPU)
     subject = Trainer(computer.model.vector, 12, SGD, "sum")
@@ -152,7 +152,7 @@ def test_buffers_move_by_the_average_weighted_by_samples() -> None:
     assert weights_of(subject).tolist() == [0, 11]
 
 
-def test_a_buffer_that_no_batch_moves_stays_bit_for_bit_what_it_was() -> None:
+def test_buffer_that_no_batch_moves_stays_the_same_bit_for_bit() -> None:
     network = normalised()
     computer = GradientComputer(Regression(network), network, CPU)
     split = computer.model.parameter_count
@@ -167,7 +167,7 @@ def test_a_buffer_that_no_batch_moves_stays_bit_for_bit_what_it_was() -> None:
 
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
-def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
+def test_batch_statistics_do_not_depend_on_how_batches_are_split(
     counts: list[int], data: st.DataObject
 ) -> None:
     network = normalised()
@@ -188,7 +188,7 @@ def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
     assert_within_ulps(results[0], results[1], 4)
 
 
-def test_a_sparse_gradient_is_added_as_if_it_were_dense() -> None:
+def test_sparse_gradient_adds_like_a_dense_one() -> None:
     subject, undisturbed = trainer(), trainer()
     size = PARAMETERS + BUFFERS
     part = SparseVector(size, np.array([3, 41]), np.array([[2], [-5]], np.float32))
@@ -227,14 +227,14 @@ def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
         assert weights_of(subjects[1]).tobytes() == weights_of(subjects[0]).tobytes()
 
 
-def test_how_large_a_rounds_sum_is_leaves_buffers_out() -> None:
+def test_square_of_a_round_excludes_buffers() -> None:
     subject = trainer()
     subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 2, np.float32), 5)
     subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 1, np.float32), 3)
     assert subject.square(ROUND) == 9 * PARAMETERS
 
 
-def test_what_was_added_can_be_discarded() -> None:
+def test_discarded_gradients_have_no_effect() -> None:
     subject, undisturbed = trainer(), trainer()
     subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 9, np.float32), 5)
     subject.discard(ROUND)
@@ -243,7 +243,7 @@ def test_what_was_added_can_be_discarded() -> None:
     assert np.array_equal(weights_of(subject), weights_of(undisturbed))
 
 
-def test_each_round_has_a_sum_of_its_own() -> None:
+def test_each_round_has_its_own_sum() -> None:
     # added     1: +1   2: +10   1: +2   3: +100
     # applied                                      2: 10    1: 3    (3 is discarded)
     subject = Trainer(np.zeros(1, np.float32), 1, SGD, "sum")
@@ -259,14 +259,14 @@ def test_each_round_has_a_sum_of_its_own() -> None:
     assert weights_of(subject).tolist() == [-14.0]
 
 
-def test_an_update_of_nothing_is_refused() -> None:
+def test_apply_without_samples_raises() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         trainer().apply(ROUND)
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 @pytest.mark.parametrize("first", [0, 1, 5])
-def test_a_restored_trainer_goes_on_bit_for_bit(name: OptimizerName, first: int) -> None:
+def test_restored_trainer_continues_bit_for_bit(name: OptimizerName, first: int) -> None:
     # whole:    0 ────────────────── first + 5
     # broken:   0 ── first │ restore, after other steps ── first + 5
     whole, broken, heir = trainer(name), trainer(name), trainer(name)
@@ -281,7 +281,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(name: OptimizerName, first: int)
     assert heir.snapshot() == whole.snapshot()
 
 
-def test_a_snapshot_is_a_copy() -> None:
+def test_snapshot_is_a_copy() -> None:
     subject = trainer("adam")
     train(subject, 0, 1)
     snapshot, then = subject.snapshot(), weights_of(subject)
@@ -290,7 +290,7 @@ def test_a_snapshot_is_a_copy() -> None:
     assert np.array_equal(weights_of(subject), then)
 
 
-def test_a_snapshot_of_another_model_or_optimizer_is_refused_with_found_and_expected() -> None:
+def test_restore_of_another_model_or_optimizer_is_rejected() -> None:
     subject = trainer("adam")
     before = subject.snapshot()
     for other, found in (
@@ -323,7 +323,7 @@ def sliced(module: nn.Module) -> SlicedTrainer:
     return SlicedTrainer(model.vector, model.parameter_count, settings, layout=layout, count=2)
 
 
-def test_snapshot_of_equal_layers_in_another_order_is_refused_and_named() -> None:
+def test_restore_of_equal_layers_in_another_order_is_rejected() -> None:
     # place     1            2          3            4
     # stored    one.weight   one.bias   two.weight   two.bias
     # own       two.weight   two.bias   one.weight   one.bias
@@ -343,7 +343,7 @@ def test_snapshot_of_equal_layers_in_another_order_is_refused_and_named() -> Non
     of_module(InOrder("one", "two")).restore(snapshot)
 
 
-def test_slices_of_two_layouts_make_no_snapshot() -> None:
+def test_whole_of_slices_with_different_layouts_is_rejected() -> None:
     parts = [
         sliced(InOrder(*order)).snapshot((n,), whole=False)
         for n, order in enumerate((("one", "two"), ("two", "one")))
@@ -353,7 +353,7 @@ def test_slices_of_two_layouts_make_no_snapshot() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_kind(
+def test_with_optimizer_keeps_the_state_of_the_same_optimizer(
     first: int,
 ) -> None:
     other, faster = trainer("adam"), trainer("adam", learning_rate=0.5)
@@ -369,7 +369,7 @@ def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_ki
 
 # Adagrad has state from step 0 on.
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
-def test_another_jobs_weights_come_alone_where_the_optimizer_is_another(
+def test_with_optimizer_drops_the_state_of_another_optimizer(
     name: OptimizerName,
 ) -> None:
     other, subject = trainer("adam"), trainer(name)
@@ -388,7 +388,7 @@ def test_another_jobs_weights_come_alone_where_the_optimizer_is_another(
     assert fresh.snapshot() == subject.snapshot()
 
 
-def test_sgd_with_a_momentum_goes_on_from_what_momentum_kept() -> None:
+def test_sgd_with_momentum_restores_a_momentum_snapshot() -> None:
     start = np.zeros(PARAMETERS + BUFFERS, np.float32)
     by_name = Trainer(start, PARAMETERS, OptimizerSettings("momentum", 0.01))
     by_option = Trainer(start, PARAMETERS, OptimizerSettings("sgd", 0.01, {"momentum": 0.9}))
@@ -399,7 +399,7 @@ def test_sgd_with_a_momentum_goes_on_from_what_momentum_kept() -> None:
     assert by_option.snapshot() == by_name.snapshot()
 
 
-def test_what_does_not_fit_itself_is_no_snapshot() -> None:
+def test_inconsistent_snapshot_is_rejected() -> None:
     whose = Kind("adam", 2, 1, unnamed(2, 1))
     kind = {"trainer": msgspec.json.encode(whose).decode()}
     weights, two, one = (np.zeros(shape, np.float32) for shape in (3, 2, ()))
@@ -420,7 +420,7 @@ def test_what_does_not_fit_itself_is_no_snapshot() -> None:
 
 
 @given(cut=st.integers(0, 500))
-def test_a_torn_snapshot_is_refused(cut: int) -> None:
+def test_torn_snapshot_is_rejected(cut: int) -> None:
     subject = trainer("adam")
     train(subject, 0, 1)
     snapshot = subject.snapshot()

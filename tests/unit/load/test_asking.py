@@ -21,7 +21,7 @@ async def listening() -> tuple[asyncio.Server, Address]:
     return server, Address("127.0.0.1", server.sockets[0].getsockname()[1], "key")
 
 
-def test_every_request_of_the_schedule_is_answered_and_timed() -> None:
+def test_on_schedule_answers_and_times_every_request() -> None:
     async def ask() -> None:
         server, address = await listening()
         asked = await on_schedule(address, address.request("GET", "/"), 1000, 0.1)
@@ -33,7 +33,7 @@ def test_every_request_of_the_schedule_is_answered_and_timed() -> None:
     asyncio.run(ask())
 
 
-def test_a_stall_is_charged_to_all_who_were_due_meanwhile() -> None:
+def test_stall_adds_to_the_latency_of_all_requests_due_meanwhile() -> None:
     """Requests are due every 5 ms. The first answer blocks the loop, so the others wait."""
 
     async def ask() -> None:

@@ -33,7 +33,7 @@ WELL = Outcome(
 )
 
 
-def test_a_run_that_keeps_every_bar_does_not_fail() -> None:
+def test_run_that_meets_every_limit_does_not_fail() -> None:
     assert WELL.failures() == []
     assert replace(WELL, pace=Pace(100.0, 70.0, 0.9)).failures() == []
 
@@ -49,9 +49,7 @@ def test_a_run_that_keeps_every_bar_does_not_fail() -> None:
         (replace(WELL, unexpected=[UnexpectedExit(1.0, "w2", 3, "")]), "w2 with 3"),
     ],
 )
-def test_what_must_not_be_fails_a_run_however_busy_the_machine_is(
-    found: Outcome, expected: str
-) -> None:
+def test_incorrect_result_fails_a_run_on_any_machine(found: Outcome, expected: str) -> None:
     (failure,) = found.failures()
     assert expected in failure
     assert found.slow() == []
@@ -72,11 +70,11 @@ def test_what_must_not_be_fails_a_run_however_busy_the_machine_is(
         (replace(WELL, burn=2, drained_s=20.1), "expected at most 20 s"),
     ],
 )
-def test_a_missed_bar_of_time_fails_a_run(found: Outcome, expected: str) -> None:
+def test_missed_time_limit_fails_a_run(found: Outcome, expected: str) -> None:
     (failure,) = found.failures()
     assert expected in failure
     assert found.as_data()["slow"] == [failure]
 
 
-def test_with_others_on_the_processor_pauses_may_be_longer() -> None:
+def test_pause_limits_are_longer_with_processor_load() -> None:
     assert replace(WELL, burn=2, applied_s=(0.0, 20.0), drained_s=20.0).failures() == []

@@ -19,23 +19,23 @@ def drawn(seed: int, seconds: float) -> tuple[Fault, ...]:
 
 
 @given(SEEDS, RUNS_S)
-def test_the_same_seed_gives_the_same_schedule(seed: int, seconds: float) -> None:
+def test_same_seed_gives_the_same_schedule(seed: int, seconds: float) -> None:
     assert drawn(seed, seconds) == drawn(seed, seconds)
 
 
-def test_another_seed_gives_another_schedule() -> None:
+def test_different_seeds_give_different_schedules() -> None:
     assert len({drawn(seed, 60.0) for seed in range(20)}) == 20
 
 
 @given(SEEDS, RUNS_S)
-def test_everything_begins_and_ends_within_the_run(seed: int, seconds: float) -> None:
+def test_faults_begin_and_end_within_the_run(seed: int, seconds: float) -> None:
     for fault in drawn(seed, seconds):
         assert 0.0 < fault.at_s <= fault.ends_s < seconds + 1e-6
         assert 0 <= fault.number < SIZES.get(fault.family, 1)
 
 
 @given(SEEDS)
-def test_every_family_is_struck_in_two_minutes(seed: int) -> None:
+def test_every_family_has_a_fault_in_two_minutes(seed: int) -> None:
     assert {fault.family for fault in drawn(seed, 120.0)} == FAMILIES
 
 
@@ -45,7 +45,7 @@ def test_every_kind_of_fault_occurs_in_five_minutes(seed: int) -> None:
 
 
 @given(SEEDS, RUNS_S)
-def test_nothing_is_struck_again_before_it_is_whole(seed: int, seconds: float) -> None:
+def test_target_recovers_before_its_next_fault(seed: int, seconds: float) -> None:
     recovers_s = {kind.name: kind.recovers_s for kind in KINDS}
     by_target = dict[tuple[str, int], list[Fault]]()
     for fault in drawn(seed, seconds):
@@ -56,7 +56,7 @@ def test_nothing_is_struck_again_before_it_is_whole(seed: int, seconds: float) -
 
 
 @given(SEEDS)
-def test_several_things_are_broken_at_once(seed: int) -> None:
+def test_faults_of_different_families_overlap(seed: int) -> None:
     faults = drawn(seed, 60.0)
     assert any(
         one.at_s < other.at_s < one.ends_s and one.family != other.family
@@ -65,12 +65,12 @@ def test_several_things_are_broken_at_once(seed: int) -> None:
     )
 
 
-def test_a_run_too_short_for_a_fault_has_none() -> None:
+def test_run_too_short_for_a_fault_has_none() -> None:
     assert drawn(1, 1.0) == ()
 
 
 @given(SEEDS, RUNS_S)
-def test_at_most_three_targets_are_broken_at_once(seed: int, seconds: float) -> None:
+def test_at_most_three_targets_have_faults_at_once(seed: int, seconds: float) -> None:
     faults = drawn(seed, seconds)
     assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
     for fault in faults:
@@ -79,7 +79,7 @@ def test_at_most_three_targets_are_broken_at_once(seed: int, seconds: float) -> 
 
 
 @given(SEEDS, st.sampled_from([*KINDS, *LOSSES]))
-def test_schedule_of_one_kind_hits_when_its_target_is_whole(seed: int, kind: Kind) -> None:
+def test_schedule_of_one_kind_lets_its_target_recover(seed: int, kind: Kind) -> None:
     faults = draw(seed, 300.0, SIZES, [kind])
     assert {fault.kind for fault in faults} == {kind.name}
     assert len({fault.at_s for fault in faults}) == len(faults)
@@ -88,6 +88,6 @@ def test_schedule_of_one_kind_hits_when_its_target_is_whole(seed: int, kind: Kin
         assert not same or later.at_s >= earlier.ends_s + kind.recovers_s - 1e-6
 
 
-def test_nothing_is_lost_unless_it_is_asked_for() -> None:
+def test_default_schedule_contains_no_data_loss() -> None:
     names = {fault.kind for seed in range(20) for fault in drawn(seed, 300.0)}
     assert names.isdisjoint(kind.name for kind in LOSSES)

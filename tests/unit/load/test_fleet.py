@@ -32,12 +32,12 @@ class Sleeper(EmbeddedService):
 
     def __init__(self, name: str, folder: Path) -> None:
         self.lives = 0
-        self.deaf = False
+        self.ignores_sigterm = False
         super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM, unless it ignores the signal."""
-        if not self.deaf:
+        if not self.ignores_sigterm:
             super().ask_to_end()
 
     def _started(self, output: BinaryIO) -> subprocess.Popen[bytes] | Forked:
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.slot.stop()
 
 
-def test_killed_machine_comes_back_under_its_name_on_request(place: Place) -> None:
+def test_killed_machine_restarts_under_its_name_on_request(place: Place) -> None:
     place.slot.kill()
     assert place.slot.look(LATER) is None
     assert place.machine.ended()
@@ -89,9 +89,9 @@ def test_killed_machine_comes_back_under_its_name_on_request(place: Place) -> No
     assert [machine.name for machine in place.machines] == ["m.1"]
 
 
-def test_what_left_on_notice_is_replaced_by_another_name(place: Place) -> None:
+def test_machine_that_left_on_notice_is_replaced_under_another_name(place: Place) -> None:
     place.slot.give_notice()
-    await_until(place.machine.ended, PATIENCE_S, "it leaves")
+    await_until(place.machine.ended, PATIENCE_S, "the machine exits")
     assert place.slot.look(LATER) is None
     place.slot.bring_back()
     assert [machine.name for machine in place.machines] == ["m.1", "m.2"]
@@ -99,23 +99,23 @@ def test_what_left_on_notice_is_replaced_by_another_name(place: Place) -> None:
     assert place.slot.overran == 0
 
 
-def test_what_has_not_left_when_its_notice_is_over_vanishes(place: Place) -> None:
-    place.machine.deaf = True
+def test_machine_that_ignores_its_notice_is_killed_when_it_expires(place: Place) -> None:
+    place.machine.ignores_sigterm = True
     place.slot.give_notice()
     place.slot.bring_back()
     assert [machine.ended() for machine in place.machines] == [True, False]
     assert place.slot.overran == 1
 
 
-def test_a_frozen_machine_goes_on_when_it_is_brought_back(place: Place) -> None:
+def test_frozen_machine_continues_when_it_is_resumed(place: Place) -> None:
     place.slot.freeze()
-    await_until(place.machine.frozen, PATIENCE_S, "it is frozen")
+    await_until(place.machine.frozen, PATIENCE_S, "the machine is frozen")
     place.slot.bring_back()
-    await_until(lambda: not place.machine.frozen(), PATIENCE_S, "it goes on")
+    await_until(lambda: not place.machine.frozen(), PATIENCE_S, "the machine continues")
     assert place.machine.lives == 1
 
 
-def test_an_exit_that_nobody_asked_for_is_reported_once_and_made_good_later(place: Place) -> None:
+def test_unexpected_exit_is_reported_once_and_restarted_later(place: Place) -> None:
     place.machine.kill()  # not by the fleet
     found = place.slot.look(0.0)
     assert found is not None
@@ -126,13 +126,13 @@ def test_an_exit_that_nobody_asked_for_is_reported_once_and_made_good_later(plac
     assert not place.machine.ended()
 
 
-def test_notice_to_a_machine_that_was_killed_is_no_unexpected_exit(place: Place) -> None:
+def test_notice_to_a_killed_machine_is_not_an_unexpected_exit(place: Place) -> None:
     place.slot.kill()
     place.slot.give_notice()
     assert place.slot.look(LATER) is None
 
 
-def test_after_all_were_killed_one_is_back_first(tmp_path: Path) -> None:
+def test_first_machine_restarts_alone_after_all_were_killed(tmp_path: Path) -> None:
     places = [Place(tmp_path), Place(tmp_path)]
     fleet = Fleet([place.slot for place in places])
     fleet.kill_all()

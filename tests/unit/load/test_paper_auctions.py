@@ -35,7 +35,7 @@ def done(market: Auctions, hours: float, first: int = 0, **more: float) -> Aucti
     return run_auction(market, Job(hours * 7200.0, **more), standard(market), first)
 
 
-def test_hours_cost_what_they_cost_at_their_beginning_and_the_last_is_shared() -> None:
+def test_hours_cost_their_starting_price_and_the_last_is_prorated() -> None:
     bill = done(auctions([0.4, *[0.5] * 5, 0.6, *[0.7] * 20]), 1.5)
     assert bill.usd == pytest.approx(0.4 + 0.6 / 2)
     assert (bill.runtime_s, bill.free, bill.evictions) == (5400.0, 0.0, 0)
@@ -43,7 +43,7 @@ def test_hours_cost_what_they_cost_at_their_beginning_and_the_last_is_shared() -
 
 
 @pytest.mark.parametrize("ran_steps", [3, 6, 8])
-def test_what_is_evicted_is_paid_as_the_bill_of_the_old_market_says(ran_steps: int) -> None:
+def test_cost_of_an_eviction_equals_the_old_billing_rules(ran_steps: int) -> None:
     # u u u u X . . . u u ...: then another machine, which ends the job.
     prices = [0.5] * ran_steps + [2.0] + [0.5] * 200
     bill = done(auctions(prices), 10.0, eviction_s=0.0)
@@ -56,7 +56,7 @@ def test_what_is_evicted_is_paid_as_the_bill_of_the_old_market_says(ran_steps: i
     assert bill.evictions == 1
 
 
-def test_start_up_evictions_checkpoints_and_reliable_machines_cost_time_and_money() -> None:
+def test_start_up_checkpoints_and_reliable_machines_add_time_or_cost() -> None:
     idle = auctions([0.5] * 200)
     assert done(idle, 1.0, start_s=90.0).runtime_s == pytest.approx(3690.0)
     assert done(idle, 1.0, checkpoint_share=0.2).runtime_s == pytest.approx(4500.0)
@@ -65,14 +65,14 @@ def test_start_up_evictions_checkpoints_and_reliable_machines_cost_time_and_mone
     assert lost.runtime_s == pytest.approx(3600.0 + STEP_S)  # it stood still anyway
 
 
-def test_a_market_that_is_evicted_is_left_for_the_cheapest_of_then() -> None:
+def test_evicted_job_moves_to_the_currently_cheapest_market() -> None:
     bill = done(auctions([0.3, 2.0] + [0.3] * 20, [0.5] * 22), 2.0, eviction_s=60.0)
     assert bill.runtime_s == pytest.approx(7260.0)
     assert bill.usd == pytest.approx(0.5 + (0.5 * 3060 / 3600))
     assert bill.free == pytest.approx(STEP_S * 2)
 
 
-def test_bidbrain_costs_no_less_than_the_clairvoyant_and_no_more_than_the_standard() -> None:
+def test_bidbrain_cost_is_between_the_clairvoyant_and_the_standard() -> None:
     rng = np.random.default_rng(1)
     jumps = rng.random((3, 2000)) < 0.1
     market = auctions(*np.where(jumps, 1.5, rng.uniform(0.2, 0.4, jumps.shape)).tolist())
@@ -84,13 +84,13 @@ def test_bidbrain_costs_no_less_than_the_clairvoyant_and_no_more_than_the_standa
     assert ours.free > theirs.free
 
 
-def test_the_clairvoyant_pays_an_hour_only_where_no_price_rises_in_it() -> None:
+def test_clairvoyant_pays_only_hours_without_a_price_rise() -> None:
     assert clairvoyant_usd(np.full((2, 12), 0.5), STEP_S) == pytest.approx(1.0)
     assert clairvoyant_usd(np.full((1, 9), 0.5), STEP_S) == pytest.approx(0.75)
     rises = np.array([[0.5, 0.5, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]])
     assert clairvoyant_usd(rises, STEP_S) == pytest.approx(0.6)  # half an hour for nothing
 
 
-def test_prices_at_which_nobody_works_are_refused() -> None:
+def test_prices_above_every_bid_are_rejected() -> None:
     with pytest.raises(UserError, match="nobody does"):
         done(auctions([2.0] * 20), 1.0)

@@ -25,7 +25,7 @@ def section(title: str, words: str) -> Section:
     return found
 
 
-def test_one_part_can_be_done_again_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
+def test_rewriting_one_part_keeps_the_others(tmp_path: Path) -> None:
     order = ("first", "second")
     write(tmp_path, {"first": section("One", "old"), "second": section("Two", "kept")}, order, "#")
     write(tmp_path, {"first": section("One", "new")}, order, "#")
@@ -35,7 +35,7 @@ def test_one_part_can_be_done_again_and_the_others_stay_as_they_are(tmp_path: Pa
     assert json.loads(data) == {"first": {"said": "new"}, "second": {"said": "kept"}}
 
 
-def test_parts_stand_in_their_order_whichever_was_written_first(tmp_path: Path) -> None:
+def test_parts_are_in_order_regardless_of_when_they_were_written(tmp_path: Path) -> None:
     order = ("first", "second")
     write(tmp_path, {"second": section("Two", "b")}, order, "#")
     write(tmp_path, {"first": section("One", "a")}, order, "#")
@@ -43,7 +43,7 @@ def test_parts_stand_in_their_order_whichever_was_written_first(tmp_path: Path) 
     assert text.index("## One") < text.index("## Two")
 
 
-def test_a_table_is_as_wide_as_its_head() -> None:
+def test_table_has_the_columns_of_its_head() -> None:
     found = Section("T")
     found.table(" | a | b", ["x | 1 | 2"])
     lines = found.blocks[0].splitlines()
@@ -59,7 +59,7 @@ def test_paragraphs_are_wrapped_and_lists_indented() -> None:
     assert all(line.startswith("  word") for line in lines[1:])
 
 
-def test_what_is_missed_is_said_and_kept() -> None:
+def test_missed_goal_is_marked_and_recorded() -> None:
     found = Section("T")
     assert found.judge(reached=True, what="fine") == "reached"
     assert found.judge(reached=False, what="cost") == "NOT REACHED"
@@ -69,18 +69,18 @@ def test_what_is_missed_is_said_and_kept() -> None:
 @pytest.mark.parametrize(
     ("words", "joined"), [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b and c")]
 )
-def test_words_are_joined_as_in_a_sentence(words: list[str], joined: str) -> None:
+def test_listed_joins_words_as_in_a_sentence(words: list[str], joined: str) -> None:
     assert listed(words) == joined
 
 
-def test_shares_are_written_in_per_cent() -> None:
+def test_shares_are_written_in_percent() -> None:
     assert percent(0.80186, 2) == "80.19 %"
     assert percent(None) == "\N{EN DASH}"
     assert interval(0.5, 0.625, 0) == "[50, 62]"
     assert interval(None, None) == ""
 
 
-def test_plots_are_small_enough_to_be_kept_beside_the_text(tmp_path: Path) -> None:
+def test_plots_are_small_enough_for_the_repository(tmp_path: Path) -> None:
     spread = Spread(0.8, 0.01, 0.79, 0.81)
     costs: dict[StreamPolicyName, float] = {"static": 0.9, "adaptive": 0.8, "pools": 0.5}
     groups = {

@@ -28,11 +28,11 @@ from load.paper.job import (
 SETTINGS = [Setting(*pair) for pair in PAIRS]
 
 
-def test_the_job_takes_6400_s_on_demand() -> None:
+def test_paper_job_takes_6400_s_on_demand() -> None:
     assert Setting().work().undisturbed_s == stated.THETA_0_S
 
 
-def test_theorem_4_gives_the_check_values() -> None:
+def test_theorem_4_gives_the_stated_check_values() -> None:
     for pair, (spot, share, bound) in stated.CHECKS.items():
         setting = Setting(*pair)
         best = plan(setting.work(), setting.market)
@@ -41,7 +41,7 @@ def test_theorem_4_gives_the_check_values() -> None:
         assert round(setting.bound, 4) == bound
 
 
-def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> None:
+def test_every_setting_policy_and_variation_has_a_unique_name() -> None:
     names = [
         Case(setting, policy, change).name
         for setting in settings(quick=False)
@@ -51,13 +51,13 @@ def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> No
     assert len(names) == len(set(names)) == 2 * 2 * 3 * 5 * 2
 
 
-def test_streams_are_taken_over_where_a_case_says_so() -> None:
+def test_streams_are_reassigned_only_if_the_variation_moves_them() -> None:
     held = [experiment(Setting(), name).on_preemption for name in STREAM_POLICIES]
     assert set(held) == {"hold"}
     assert experiment(Setting(), "pools", Variation(moving=True)).on_preemption == "reassign"
 
 
-def test_the_least_cost_is_the_one_that_was_worked_out_by_hand() -> None:
+def test_least_cost_share_equals_manual_calculation() -> None:
     assert least_cost_share(Setting()) == pytest.approx(0.577, abs=5e-4)
     assert least_cost_share(Setting(deadline_factor=1.2)) == pytest.approx(HIGH.ratio)
     assert least_cost_share(Setting(availability=0.0, deadline_factor=1.0)) == 1
@@ -65,7 +65,7 @@ def test_the_least_cost_is_the_one_that_was_worked_out_by_hand() -> None:
 
 
 @given(st.floats(1, 2), st.floats(0, 1), st.floats(0, 0.2))
-def test_more_time_never_costs_more(factor: float, availability: float, price: float) -> None:
+def test_longer_deadline_never_costs_more(factor: float, availability: float, price: float) -> None:
     setting = Setting(availability, factor, prices=Prices("any", 0.286, price))
     more = least_cost_share(setting)
     assert least_cost_share(replace(setting, deadline_factor=factor + 0.1)) <= more + 1e-12
@@ -74,7 +74,7 @@ def test_more_time_never_costs_more(factor: float, availability: float, price: f
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
 @given(share=st.floats(0.6, 0.95))
-def test_updates_for_a_cost_cost_that_much(setting: Setting, share: float) -> None:
+def test_updates_for_a_cost_have_that_cost(setting: Setting, share: float) -> None:
     updates = updates_for(share, setting)
     best = plan(setting.work(), setting.market)
     found = best.cost_ratio_to_on_demand * updates / UPDATES
@@ -83,9 +83,7 @@ def test_updates_for_a_cost_cost_that_much(setting: Setting, share: float) -> No
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
 @given(usd_per_hour=st.floats(0.05, 0.25))
-def test_the_price_for_a_cost_is_the_one_that_gives_it(
-    setting: Setting, usd_per_hour: float
-) -> None:
+def test_price_for_a_cost_gives_that_cost(setting: Setting, usd_per_hour: float) -> None:
     work, spot = setting.work(), plan(setting.work(), setting.market).spot
     other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
     costs_usd = cost_curve(work, other.market).costs_usd
@@ -95,7 +93,7 @@ def test_the_price_for_a_cost_is_the_one_that_gives_it(
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
 @given(usd_per_hour=st.floats(0.05, 0.25))
-def test_the_price_of_a_bound_is_that_of_equation_19(setting: Setting, usd_per_hour: float) -> None:
+def test_price_of_bound_inverts_equation_19(setting: Setting, usd_per_hour: float) -> None:
     other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
     bound = other.bound
     assert plan(other.work(), other.market).cost_ratio_to_on_demand >= bound - 1e-9
@@ -105,10 +103,10 @@ def test_the_price_of_a_bound_is_that_of_equation_19(setting: Setting, usd_per_h
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
-def test_the_least_cost_within_the_deadline_buys_all_updates(setting: Setting) -> None:
+def test_least_cost_within_the_deadline_buys_all_updates(setting: Setting) -> None:
     assert most_updates(least_cost_share(setting), setting) == UPDATES
 
 
-def test_less_than_spot_gives_until_the_deadline_is_bought_on_spot_alone() -> None:
+def test_small_budget_buys_spot_machines_alone() -> None:
     share = 0.5 * Setting().prices.ratio
     assert most_updates(share, Setting()) == UPDATES // 2

@@ -44,14 +44,14 @@ def small_recordings(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tables_and_records_of_the_old_market_are_read_on_a_grid(prices: Path) -> None:
+def test_old_market_tables_and_records_are_read_on_a_grid(prices: Path) -> None:
     tables, records = read_auctions(prices, "tables"), read_auctions(prices, "records")
     assert (tables.on_demand_usd / tables.work_per_s).tolist() == [0.239 / 4] * 2
     assert tables.prices[:, :2].tolist() == [[0.9, 0.03], [0.04, 0.04]]
     assert records.prices[0, :4].tolist() == [0.9, 0.9, 0.9, 0.03]  # 0, 120, 240, 360 s
 
 
-def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None:
+def test_unknown_instance_type_is_rejected_until_it_has_a_price(prices: Path) -> None:
     for name in ("us-east-1-5min-m4.xlarge.csv", "us-east-1-5min-z1.xlarge.csv"):
         text = (prices / "us-east-1-5min-m4.xlarge.csv").read_text()
         (prices / name).write_text(text)
@@ -64,7 +64,7 @@ def test_a_type_that_is_not_known_is_named_with_what_to_do(prices: Path) -> None
     assert (found.on_demand_usd / found.work_per_s).min() == pytest.approx(0.05)
 
 
-def test_a_folder_with_one_kind_of_prices_gives_the_rows_of_that_kind(prices: Path) -> None:
+def test_rows_depend_on_the_kinds_of_prices_in_the_folder(prices: Path) -> None:
     assert [row.name for row in rows_of(prices)] == ["G", "H"]
     (prices / "2015.csv").unlink()
     assert [row.name for row in rows_of(prices)] == ["G"]
@@ -78,7 +78,7 @@ def shortened(job: Experiment) -> Experiment:
     return job.model_copy(update={"updates": job.updates // 4})
 
 
-def test_the_command_writes_rows_and_says_what_falls_short(
+def test_command_writes_rows_and_reports_missed_goals(
     prices: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -114,20 +114,18 @@ def test_the_command_writes_rows_and_says_what_falls_short(
 
 
 @pytest.mark.parametrize("option", ["--prices", "--availability"])
-def test_a_folder_that_is_not_there_is_named(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_folder_is_reported(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "markets", option, "nowhere"]) == 2
     assert f"{option}: folder not found: nowhere" in capsys.readouterr().err
 
 
-def test_the_bound_for_who_does_not_know_the_future_is_the_designs() -> None:
+def test_least_share_without_foresight_equals_the_design_value() -> None:
     first, *_, at_once = markets.SINGLE
     assert markets.least_share(markets.job_of(first)) == pytest.approx(0.601, abs=0.001)
     assert markets.least_share(markets.job_of(at_once)) == pytest.approx(0.158 / 0.286)
 
 
-def test_the_clairvoyant_takes_a_zone_while_it_is_up_and_on_demand_machines_for_the_rest() -> None:
+def test_clairvoyant_uses_available_zones_and_on_demand_for_the_rest() -> None:
     looks, day_s = 100, 100 * zones.LOOK_S
     up = np.ones((looks, 2, 3), np.bool_)
     # The second run has no zone at all.
@@ -143,7 +141,7 @@ def test_the_clairvoyant_takes_a_zone_while_it_is_up_and_on_demand_machines_for_
     assert least[2] == pytest.approx(moved, rel=1e-3)
 
 
-def test_a_zone_alone_costs_no_less_than_the_clairvoyant_pays(
+def test_single_zone_costs_at_least_what_the_clairvoyant_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zones, "HOURS_S", 7200.0)

@@ -36,9 +36,9 @@ def few_runs(tmp_path: Path) -> Asked:
         (FEW, 64.0, False, False),
         (MANY_LATER, 5.0, True, False),
     ],
-    ids=["the paper's job", "under way", "still in step", "many slow streams, a short time"],
+    ids=["the paper's job", "offset phases", "aligned phases", "many slow streams, a short time"],
 )
-def test_each_law_holds_where_it_should(
+def test_each_update_law_fits_only_its_regime(
     streams: Streams, t_s: float, *, printed: bool, renewal: bool
 ) -> None:
     (found,) = streams.sample(np.array([t_s]), 400, np.random.default_rng(1))
@@ -50,7 +50,7 @@ def test_each_law_holds_where_it_should(
     *("common/core/", "common/spot/policies/", "common/simulation/", "common/spot/theory/"),
     *("load/paper/", "tests/unit/load/test_paper_parts.py"),
 )
-def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
+def test_static_cost_equals_equations_16_and_22(asked: Asked) -> None:
     with Runner(asked) as runner:
         section = equations(runner)
     assert section.missed == []
@@ -59,7 +59,7 @@ def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
         assert abs(section.data[setting.key]["cost_off"]) < 0.01
 
 
-def test_fewer_updates_of_the_same_split_cost_what_the_paper_states(asked: Asked) -> None:
+def test_static_with_fewer_updates_costs_what_the_paper_states(asked: Asked) -> None:
     section = Section("T")
     with Runner(asked) as runner:
         explain_static(section, runner)
@@ -68,7 +68,7 @@ def test_fewer_updates_of_the_same_split_cost_what_the_paper_states(asked: Asked
     assert found["cost_share"] == pytest.approx(stated.STATIC["equal"][PAIRS[0]], abs=0.005)
 
 
-def test_a_simulation_that_two_parts_ask_for_is_run_once(asked: Asked) -> None:
+def test_runner_simulates_a_shared_case_once(asked: Asked) -> None:
     one = Case(Setting(), "static")
     with Runner(asked) as runner:
         first = runner.simulated("a", [one])[one.name]
@@ -76,14 +76,14 @@ def test_a_simulation_that_two_parts_ask_for_is_run_once(asked: Asked) -> None:
         assert runner.of(*one) is first
 
 
-def test_real_gradients_give_a_curve(tmp_path: Path) -> None:
+def test_lesson_with_real_gradients_gives_a_loss_curve(tmp_path: Path) -> None:
     curve = learn(Lesson("static", 0.9, 1.05, 10, "digits", tmp_path, 1))
     assert curve.updates == 10
     assert [point.version for point in curve.points] == list(range(11))
     assert curve.points[-1].loss < curve.points[0].loss
 
 
-def test_the_command_writes_one_part_alone(tmp_path: Path) -> None:
+def test_command_can_write_a_single_part(tmp_path: Path) -> None:
     words = ["--quick", "--only", "theorem1", "--processes", "1", "--out", str(tmp_path)]
     assert main(words) == 0
     assert (tmp_path / "README.md").read_text().startswith("# Section V")
@@ -91,13 +91,13 @@ def test_the_command_writes_one_part_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--data", "nowhere"], ["--runs", "3"], ["--processes", "0"]])
-def test_what_makes_no_sense_is_said_and_nothing_is_run(
+def test_command_with_invalid_options_exits_with_2(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
     assert "--" in capsys.readouterr().err
 
 
-def test_a_part_that_does_not_exist_is_refused() -> None:
+def test_command_with_an_unknown_part_exits() -> None:
     with pytest.raises(SystemExit):
         parse(["--only", "figure 7"])

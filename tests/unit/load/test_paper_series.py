@@ -61,13 +61,13 @@ def what_is_there(asked: Asked) -> Found:
     return found
 
 
-def test_what_cannot_be_used_is_listed_with_the_reason(found: Found) -> None:
+def test_unusable_series_are_listed_with_the_reason(found: Found) -> None:
     reasons = dict(found.unused)
     assert "on-demand price" in reasons["2015 x9.huge us-east-1a"]
     assert "before the one above" in reasons["back"]
 
 
-def test_an_old_price_preempts_at_the_on_demand_price_and_is_averaged_below_it(
+def test_old_series_bids_the_on_demand_price_and_averages_below_it(
     found: Found,
 ) -> None:
     (series,) = [each for each in found.series if each.name == "2015 c3.xlarge us-east-1a"]
@@ -75,7 +75,7 @@ def test_an_old_price_preempts_at_the_on_demand_price_and_is_averaged_below_it(
     assert series.setting.prices.spot == pytest.approx(0.03)
 
 
-def test_availability_is_gone_through_so_that_a_cycle_lasts_as_long_as_the_papers(
+def test_availability_is_sped_up_to_the_cycle_of_the_paper(
     found: Found,
 ) -> None:
     some = [each for each in found.series if "SkyPilot" in each.group]
@@ -88,18 +88,18 @@ def test_availability_is_gone_through_so_that_a_cycle_lasts_as_long_as_the_paper
         assert trace.speed == each.speed == pytest.approx(8 * 600 / 2 / CYCLE_S)
 
 
-def test_every_series_that_is_found_can_be_simulated(found: Found, asked: Asked) -> None:
+def test_every_found_series_can_be_simulated(found: Found, asked: Asked) -> None:
     for each in found.series:
         wanted = experiment(each.setting, "static", each.change).model_copy(update={"updates": 50})
         (run,) = simulate(wanted, asked.scratch, 1, 1)
         assert run.finished
 
 
-def test_without_a_data_folder_there_is_nothing() -> None:
+def test_find_without_a_data_folder_returns_none() -> None:
     assert find(Asked(12, 1, quick=False, data=None, scratch=Path())) is None
 
 
-def test_a_series_of_its_own_reads_as_the_one_in_the_file(tmp_path: Path) -> None:
+def test_split_series_equals_the_series_in_the_file(tmp_path: Path) -> None:
     path = compressed(tmp_path / "all.csv.gz", RECORDS)
     files = split(path, tmp_path / "each", ("instance_type", "availability_zone"), scale=2.0)
     alone = read_trace(files["c3.xlarge", "us-east-1a"])
@@ -108,22 +108,22 @@ def test_a_series_of_its_own_reads_as_the_one_in_the_file(tmp_path: Path) -> Non
     assert alone.mean() == pytest.approx(2 * there.mean())
 
 
-def test_series_with_too_few_records_are_left_out(tmp_path: Path) -> None:
+def test_split_omits_series_with_too_few_records(tmp_path: Path) -> None:
     path = compressed(tmp_path / "all.csv.gz", RECORDS)
     files = split(path, tmp_path / "each", ("instance_type", "availability_zone"), least=2)
     assert set(files) == {("c3.xlarge", "us-east-1a"), ("x9.huge", "us-east-1a")}
 
 
-def test_an_on_demand_price_is_the_median_over_zones_of_price_and_savings(tmp_path: Path) -> None:
+def test_on_demand_price_is_the_median_over_zones(tmp_path: Path) -> None:
     path = compressed(tmp_path / "snapshot.csv.gz", SNAPSHOT)
     assert snapshot(path) == {("eu-west-3", "c5.large"): pytest.approx(0.1)}
 
 
-def test_no_list_of_prices_is_an_empty_one(tmp_path: Path) -> None:
+def test_listed_prices_of_a_missing_file_are_empty(tmp_path: Path) -> None:
     assert listed(tmp_path / "none.csv", "us-east-1") == {}
 
 
-def test_start_up_times_are_medians_of_the_sums_of_their_stages(tmp_path: Path) -> None:
+def test_start_up_times_are_medians_of_summed_stages(tmp_path: Path) -> None:
     folder = tmp_path / "spot-traces"
     folder.mkdir()
     rows = ["transient,1,2,3", "transient,10,20,30", "transient,2,2,3", "on-demand,1,1,1"]

@@ -33,12 +33,12 @@ def simulated_runtimes(rng: np.random.Generator) -> np.ndarray:
     return np.asarray(times[:, 199])
 
 
-def test_the_papers_job_takes_6400_s() -> None:
+def test_paper_job_takes_6400_s_for_10000_updates() -> None:
     assert updates.runtime_of_renewal(10_000, PAPER, 20, 256).mean == pytest.approx(6400)
     assert updates.updates_after(6400, PAPER, 20, 256).mean == pytest.approx(10_000)
 
 
-def test_the_papers_law_is_sqrt_of_b_times_wider_than_that_of_renewal_streams() -> None:
+def test_paper_law_is_sqrt_of_b_times_wider_than_the_renewal_law() -> None:
     poisson_batches = updates.updates_after(6400, PAPER, 20, 256)
     renewal = updates.updates_after_renewal(6400, PAPER, 20, 256)
     assert poisson_batches.mean == renewal.mean
@@ -48,7 +48,7 @@ def test_the_papers_law_is_sqrt_of_b_times_wider_than_that_of_renewal_streams() 
 
 
 @given(rates, sizes, st.floats(0, 1e5))
-def test_both_laws_agree_where_a_batch_is_one_record(
+def test_both_update_laws_agree_for_a_batch_size_of_1(
     rates_per_s: np.ndarray, group_size: int, t_s: float
 ) -> None:
     poisson_batches = updates.updates_after(t_s, rates_per_s, group_size, 1)
@@ -56,7 +56,7 @@ def test_both_laws_agree_where_a_batch_is_one_record(
     assert poisson_batches.variance == pytest.approx(renewal.variance)
 
 
-def test_poisson_batches_make_updates_as_theorem_1_says() -> None:
+def test_simulated_poisson_batches_follow_theorem_1() -> None:
     t_s, rate = 400.0, 10.0
     simulated = np.random.default_rng(2).poisson(rate * t_s, RUNS) // 4
     law = updates.updates_after(t_s, np.array([rate]), 4, 1)
@@ -64,7 +64,7 @@ def test_poisson_batches_make_updates_as_theorem_1_says() -> None:
     assert simulated.var() == pytest.approx(law.variance, rel=5 * (2 / RUNS) ** 0.5)
 
 
-def test_renewal_streams_make_updates_as_their_law_says() -> None:
+def test_simulated_renewal_streams_follow_their_update_law() -> None:
     t_s, rates_per_s = 5000.0, np.full(16, 5.0)
     simulated = simulated_updates(t_s, np.random.default_rng(3))
     law = updates.updates_after_renewal(t_s, rates_per_s, 4, 8)
@@ -76,7 +76,7 @@ def test_renewal_streams_make_updates_as_their_law_says() -> None:
     assert simulated.var() == pytest.approx(expected, rel=5 * (2 / RUNS) ** 0.5)
 
 
-def test_renewal_streams_take_the_time_that_their_law_says_and_that_of_partial_batches() -> None:
+def test_simulated_runtimes_follow_the_renewal_law_and_partial_batches() -> None:
     rates_per_s = np.full(16, 5.0)
     simulated = simulated_runtimes(np.random.default_rng(4))
     law = updates.runtime_of_renewal(50, rates_per_s, 4, 8)
@@ -87,13 +87,13 @@ def test_renewal_streams_take_the_time_that_their_law_says_and_that_of_partial_b
     assert simulated.var() == pytest.approx(expected, rel=5 * (2 / 2000) ** 0.5)
 
 
-def test_partial_batches_of_the_papers_job_take_a_second() -> None:
+def test_partial_batches_of_the_paper_job_take_one_second() -> None:
     assert partial_batches_s(PAPER, 256) == pytest.approx(1.0, abs=0.01)
     assert partial_batches_s(np.array([5.0, 0.0]), 256) == 0
 
 
 @given(rates, sizes, sizes, st.integers(1, 10**6))
-def test_runtime_and_updates_are_each_others_inverse_in_mean_and_in_deviation(
+def test_runtime_and_update_laws_are_inverse_in_mean_and_deviation(
     rates_per_s: np.ndarray, group_size: int, batch_size: int, count: int
 ) -> None:
     job = (rates_per_s, group_size, batch_size)
@@ -103,7 +103,7 @@ def test_runtime_and_updates_are_each_others_inverse_in_mean_and_in_deviation(
     assert number.std == pytest.approx(time.std * updates.update_rate_per_s(*job))
 
 
-def test_updates_at_given_times_are_those_of_single_records() -> None:
+def test_sampled_batches_agree_with_single_records() -> None:
     k, b, runs = 3, 4, 4000
     rates = np.array([2.0, 0.7, 1.3])
     times_s = np.array([10.0, 30.0])

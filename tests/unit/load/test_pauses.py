@@ -56,25 +56,25 @@ def away(*carried_out: CarriedOut, workers: int = 2, coordinators: int = 2) -> l
 
 
 @pytest.mark.parametrize(("at", "found"), [(-1.0, 0.0), (0.0, 1.0), (2.5, 4.0), (5.0, None)])
-def test_the_next_update_is_the_first_that_comes_later(at: float, found: float | None) -> None:
+def test_next_after_returns_the_first_later_update(at: float, found: float | None) -> None:
     assert next_after(TIMES, at) == found
 
 
-def test_the_longest_pause_is_between_two_updates_that_follow_each_other() -> None:
+def test_longest_pause_is_between_consecutive_updates() -> None:
     assert longest(RAW) == (2.0, 4.0)
 
 
-def test_a_pause_counts_for_an_interval_if_any_part_of_it_lies_there() -> None:
+def test_pause_that_overlaps_an_interval_counts_for_it() -> None:
     assert longest(RAW, 3.9, 4.5) == (2.0, 4.0)
     assert longest(RAW, 4.0, 4.5) == (4.0, 5.0)
 
 
-def test_where_there_are_no_two_updates_there_is_no_pause() -> None:
+def test_longest_pause_without_two_updates_is_zero() -> None:
     assert length(longest([])) == 0.0
     assert length(longest(RAW, 6.0, 7.0)) == 0.0
 
 
-def test_a_pause_counts_from_when_all_that_the_flow_needs_works_again() -> None:
+def test_pause_starts_when_every_required_component_works_again() -> None:
     #   updates  2 ............................ 12
     #   broker        4 ////// 8
     #   Redis              6 ///////// 9
@@ -83,32 +83,32 @@ def test_a_pause_counts_from_when_all_that_the_flow_needs_works_again() -> None:
     assert pauses([2.0, 12.0], lasting) == [(9.0, 12.0)]
 
 
-def test_what_was_quiet_before_an_outage_is_a_pause_too() -> None:
+def test_quiet_time_before_an_outage_is_a_pause() -> None:
     assert pauses([2.0, 12.0], [(8.0, 11.0)]) == [(2.0, 8.0)]
 
 
-def test_an_update_while_something_is_away_ends_no_outage() -> None:
+def test_update_during_an_outage_does_not_end_it() -> None:
     #   updates  2 ...... 5 ............... 12
     #   broker        4 /////////// 9
     assert pauses([2.0, 5.0, 12.0], [(4.0, 9.0)]) == [(2.0, 4.0), (9.0, 12.0)]
 
 
-def test_no_time_is_left_of_a_gap_in_which_something_was_always_away() -> None:
+def test_gap_covered_by_an_outage_is_a_pause_of_zero() -> None:
     assert [length(each) for each in pauses([2.0, 12.0], [(1.0, 13.0)])] == [0.0]
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))
-def test_one_worker_or_coordinator_that_is_lost_and_storage_stop_no_clock(kind: str) -> None:
+def test_single_process_and_storage_faults_are_not_outages(kind: str) -> None:
     goes_on = kind in GOES_ON or FAMILIES[kind].startswith(("worker", "coordinator"))
     assert away(struck(kind, 1.0, 2.0)) == ([] if goes_on else [(1.0, 2.0)])
 
 
-def test_the_last_coordinator_is_needed() -> None:
+def test_overlapping_faults_of_both_coordinators_are_an_outage() -> None:
     both = struck("coordinator frozen", 1.0, 4.0), struck("coordinator killed", 3.0, 6.0, 1)
     assert away(*both) == [(3.0, 4.0)]
 
 
-def test_a_worker_needs_both_of_its_lines() -> None:
+def test_worker_needs_both_redis_and_kafka() -> None:
     #   worker 0           1 ////////////// 6
     #   worker 1, Redis        2 /// 3
     #   worker 1, Kafka           2.5 /// 5
@@ -120,15 +120,15 @@ def test_a_worker_needs_both_of_its_lines() -> None:
     assert lasting == [(2.0, 5.0)]
 
 
-def test_a_slow_line_is_a_line() -> None:
+def test_slow_connection_is_not_an_outage() -> None:
     assert away(struck("worker-Kafka slow", 1.0, 4.0), workers=1) == []
 
 
-def test_no_worker_can_use_the_time_in_which_it_or_all_had_something_away() -> None:
+def test_limit_excludes_outage_time_of_each_worker() -> None:
     #   worker 0    0 ///// 2                   10
     #   worker 1              3 ////// 5
     #   Redis                    4 /////// 6    of both
-    #   one of two coordinators, a transaction, what lasts beyond the run: of nobody
+    #   One of two coordinators, a transaction and what lasts beyond the run stop no worker.
     lasting = [
         struck("worker killed", 0.0, 2.0),
         struck("worker-Redis cut", 3.0, 5.0, 1),
@@ -142,7 +142,7 @@ def test_no_worker_can_use_the_time_in_which_it_or_all_had_something_away() -> N
     assert limit([], 2, 2, 10.0) == 1.0
 
 
-def test_each_moment_of_a_pause_goes_to_what_the_next_event_ended() -> None:
+def test_pause_is_split_by_the_events_within_it() -> None:
     events = [
         Event(0.5, "c1", "leader_elected"),  # before
         Event(2.0, "c1", "redis_unavailable"),
@@ -160,7 +160,7 @@ def test_each_moment_of_a_pause_goes_to_what_the_next_event_ended() -> None:
     assert sum(found.values()) == pytest.approx(3.5)
 
 
-def test_a_pause_without_an_event_is_all_wait_for_the_update() -> None:
+def test_pause_without_events_is_all_first_update() -> None:
     assert parts((1.0, 4.0), []) == {"first update": 3.0}
 
 
@@ -177,7 +177,7 @@ def test_events_are_read_from_all_logs_by_time(tmp_path: Path) -> None:
     ]
 
 
-def test_times_are_described_by_the_kind_of_their_fault() -> None:
+def test_times_are_summarized_by_kind_of_fault() -> None:
     carried_out = struck("worker killed", 0.0, 1.0)
     times_s = [(carried_out, float(number)) for number in range(100, -1, -1)]
     assert by_kind(times_s) == {

@@ -19,32 +19,32 @@ RECORDS = 20
 PLACE = Partition("s", 0)
 
 
-class NotSeen:
+class LogWithFailingWriter:
     """A log whose topics are unavailable at first, as writers of Kafka report it."""
 
     def __init__(self, log: MemoryLog, times: int) -> None:
         self._log = log
         self.times = times  # number of failures left
 
-    def writer(self) -> Any:  # noqa: ANN401 -- the port's, but for one method
+    def writer(self) -> Any:  # noqa: ANN401 -- a writer with one method replaced
         """Return a writer."""
         writer = self._log.writer()
         append = writer.append
 
-        def asks_first(*what: Any, **more: Any) -> None:  # noqa: ANN401 -- likewise
+        def append_or_fail(*arguments: Any, **more: Any) -> None:  # noqa: ANN401 -- of `append`
             if self.times:
                 self.times -= 1
                 raise UnavailableError("1/1 brokers are down")
-            append(*what, **more)
+            append(*arguments, **more)
 
-        writer.append = asks_first  # type: ignore[method-assign]
+        writer.append = append_or_fail  # type: ignore[method-assign]
         return writer
 
 
-def test_a_producer_whose_topic_was_never_seen_waits_for_kafka() -> None:
+def test_producer_waits_until_kafka_knows_its_topic() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(PLACE.topic, 1)])
-    away = NotSeen(log, times=2)
+    away = LogWithFailingWriter(log, times=2)
     spec = counting_spec(
         RECORDS, 0.0, name="counting", streams=[PLACE.topic], batch_size=4, group_size=1
     )

@@ -102,21 +102,21 @@ def refused(proxy: Proxy) -> bool:
         return True
 
 
-def test_bytes_pass_in_both_directions_whole_and_in_order(proxy: Proxy) -> None:
+def test_proxy_passes_bytes_in_both_directions_in_order(proxy: Proxy) -> None:
     message = bytes(range(256)) * 4096
     with connected(proxy) as connection:
         threading.Thread(target=connection.sendall, args=(message,), daemon=True).start()
         assert read_exactly(connection, len(message)) == message
 
 
-def test_the_end_of_one_side_reaches_the_other(proxy: Proxy) -> None:
+def test_proxy_passes_the_end_of_one_side_to_the_other(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"last")
         connection.shutdown(socket.SHUT_WR)
         assert read_exactly(connection, 5) == b"last"
 
 
-def test_while_cut_nothing_passes_and_nobody_is_notified(proxy: Proxy) -> None:
+def test_cut_proxy_holds_bytes_without_closing_connections(proxy: Proxy) -> None:
     with connected(proxy) as old:
         old.sendall(b"before")
         assert read_exactly(old, 6) == b"before"
@@ -131,7 +131,7 @@ def test_while_cut_nothing_passes_and_nobody_is_notified(proxy: Proxy) -> None:
             assert read_exactly(new, 3) == b"new"
 
 
-def test_refusing_ends_what_is_there_and_what_comes(proxy: Proxy) -> None:
+def test_refusing_proxy_ends_open_and_new_connections(proxy: Proxy) -> None:
     with connected(proxy) as old:
         old.sendall(b"before")
         assert read_exactly(old, 6) == b"before"
@@ -140,7 +140,7 @@ def test_refusing_ends_what_is_there_and_what_comes(proxy: Proxy) -> None:
     assert refused(proxy)
 
 
-def test_refusing_ends_connections_that_were_cut(proxy: Proxy) -> None:
+def test_refusing_proxy_ends_connections_that_were_cut(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"before")
         assert read_exactly(connection, 6) == b"before"
@@ -150,7 +150,7 @@ def test_refusing_ends_connections_that_were_cut(proxy: Proxy) -> None:
         assert is_over(connection)
 
 
-def test_slow_bytes_arrive_nevertheless(proxy: Proxy) -> None:
+def test_slow_proxy_delivers_bytes_late(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         proxy.slow(SILENCE_S)
         connection.sendall(b"late")
@@ -158,7 +158,7 @@ def test_slow_bytes_arrive_nevertheless(proxy: Proxy) -> None:
         assert read_exactly(connection, 4) == b"late"
 
 
-def test_after_healing_new_connections_work(proxy: Proxy) -> None:
+def test_healed_proxy_accepts_new_connections(proxy: Proxy) -> None:
     for hurt in (proxy.cut, proxy.refuse, lambda: proxy.slow(60.0)):
         hurt()
         proxy.heal()
@@ -167,10 +167,10 @@ def test_after_healing_new_connections_work(proxy: Proxy) -> None:
             assert read_exactly(connection, 4) == b"well"
 
 
-def test_a_server_that_is_away_looks_away(proxy: Proxy, echo: Echo) -> None:
+def test_proxy_of_an_unreachable_server_refuses_connections(proxy: Proxy, echo: Echo) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"before")
         assert read_exactly(connection, 6) == b"before"
     echo.close()
-    proxy.pass_on_to(1)  # nobody listens there
+    proxy.pass_on_to(1)  # no server listens there
     assert refused(proxy)

@@ -19,21 +19,21 @@ def grown(cost: Cost, *values: float) -> list[float]:
     return cost.per_unit(SIZES, values)
 
 
-def test_what_is_added_to_is_judged_by_what_each_unit_adds() -> None:
+def test_added_cost_is_judged_by_its_growth_per_unit() -> None:
     assert grown(Cost("s", 1, noise=0.1), 5.0, 14.0, 104.0) == pytest.approx([1.0, 1.0])
     assert grown(Cost("s", 1, noise=0.1), 5.0, 14.0, 302.0) == pytest.approx([1.0, 3.0])
 
 
-def test_what_must_not_depend_on_the_size_is_judged_itself() -> None:
+def test_constant_cost_is_judged_by_its_value() -> None:
     assert grown(Cost("s", 1, noise=0.1, adds=False), 5.0, 6.0, 7.5) == [5.0, 6.0, 7.5]
 
 
-def test_differences_below_the_noise_are_none() -> None:
+def test_differences_below_the_noise_do_not_count() -> None:
     assert grown(Cost("s", 1, noise=9.0), 5.0, 5.0, 5.1) == pytest.approx([1.0, 9 / 99])
     assert grown(Cost("s", 1, noise=9.0, adds=False), 0.1, 0.0, 3.0) == [9.0, 9.0, 9.0]
 
 
-def test_what_was_measured_up_to_a_size_that_fails_is_kept() -> None:
+def test_measurements_before_a_failing_size_are_kept() -> None:
     asked = list[int]()
 
     def measure(_kafka: str, size: int) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from common.core.messages import ModelId
 from load.predictions.trained import Seen, stale_s
 
-#  at   0       1       2       3  (a wipe, another leader goes on from version 2)  4       5
+#  at   0       1       2       3  (Redis is empty; a new leader starts from version 2)  4       5
 SEEN = [
     Seen(float(at), ModelId(*made))
     for at, made in enumerate([(7, 2), (7, 4), (7, 6), (7, 8), (7, 2), (9, 3)])
@@ -32,7 +32,7 @@ SEEN = [
         ((9, 3), 9.0, 0.0),
     ],
 )
-def test_an_answer_is_stale_since_another_snapshot_came(
+def test_answer_is_stale_since_the_next_snapshot(
     made: tuple[int, int], at: float, expected: float
 ) -> None:
     assert stale_s(SEEN, ModelId(*made), at) == pytest.approx(expected)

@@ -14,20 +14,20 @@ from load.throughput.learning import CLICKS, RATINGS, SETS
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_an_update_has_as_many_rows_however_many_workers_there_are(workers: int) -> None:
+def test_rows_per_update_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     for learning in (CLICKS, RATINGS):
         among = learning.among(workers)
         rows = learning.batch_size * learning.workers
         assert among.batch_size * among.workers == rows
 
 
-def test_what_hurts_a_dense_all_reduce_is_at_least_ten_megabytes() -> None:
+def test_ratings_model_has_at_least_ten_megabytes() -> None:
     learning = SETS["ratings_like"]
     model = make_task(learning.task, learning.options).build()
     assert sum(4 * each.numel() for each in model.parameters()) >= 10e6
 
 
-def test_the_job_learns_what_ddp_learns() -> None:
+def test_job_has_the_batch_size_and_options_of_ddp() -> None:
     learning = RATINGS.among(2)
     train = {
         "user": np.zeros(3, np.int32),
@@ -43,13 +43,13 @@ def test_the_job_learns_what_ddp_learns() -> None:
     assert job.compression.significance == 1.5
 
 
-def test_ratios_are_ours_over_ddp() -> None:
+def test_ratios_divide_our_values_by_those_of_ddp() -> None:
     ours = Side(3.0, 10.0, {"coordinator": 1.0, "worker-0": 0.5}, 100, 0.5)
     ddp = Side(2.0, 40.0, {"rank-0": 1.0, "rank-1": 2.0}, 90, 0.5)
     assert ratios(ours, ddp) == {"time_ratio": 1.5, "bytes_ratio": 0.25, "cost_ratio": 0.5}
 
 
-def test_ddp_looks_up_the_same_rows_and_gets_a_gradient_of_all_of_them() -> None:
+def test_ddp_look_up_returns_the_same_rows_with_a_dense_gradient() -> None:
     rows = torch.nn.Parameter(torch.arange(8.0).reshape(4, 2))
     numbers = torch.tensor([2, 0, 2])
     look_up(rows, numbers).sum().backward()  # type: ignore[no-untyped-call]

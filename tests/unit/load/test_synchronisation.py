@@ -12,7 +12,7 @@ from load.synchronisation import GRADIENT_S, batches_per_s, damped_over_slots
 from load.throughput.learning import Learning
 
 
-def test_a_growing_fleet_is_faster_by_staleness_than_at_the_rate_of_all_its_slots() -> None:
+def test_growing_fleet_learns_faster_with_damping_by_staleness() -> None:
     planted = Learning(
         "matrix-factorisation",
         {"users": 100, "items": 60, "rank": 6, "regularisation": 0.02},
@@ -29,7 +29,7 @@ def test_a_growing_fleet_is_faster_by_staleness_than_at_the_rate_of_all_its_slot
 
 
 @pytest.mark.parametrize(("staleness", "gain"), [(0, 1.5), (1, 2.4)])
-def test_a_slow_worker_holds_nobody_up(staleness: int, gain: float) -> None:
+def test_one_slow_worker_does_not_limit_the_throughput(staleness: int, gain: float) -> None:
     given = SynchronisationSpec(mode="stale", staleness=staleness) if staleness else SYNCHRONOUS
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, 60, GRADIENT_S), variation=0.0)
 

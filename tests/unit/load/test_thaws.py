@@ -17,7 +17,7 @@ def thawed(updates: float, *batches: float) -> Thawed:
     return Thawed(2, 10.0, leader=True, owned_s=1.0, updates_share=updates, batches_share=shares)
 
 
-def test_thaw_falls_short_if_updates_or_one_workers_batches_do() -> None:
+def test_thaw_misses_its_goal_if_updates_or_one_worker_are_slow() -> None:
     enough, slow, idle = thawed(0.9, 0.8, 1.2), thawed(0.89, 0.9, 0.9), thawed(1.0, 1.5, 0.4)
 
     assert Thaws(Conditions(), [enough], 0.0).missed == []
@@ -28,7 +28,7 @@ def test_thaw_falls_short_if_updates_or_one_workers_batches_do() -> None:
     ]
 
 
-def test_batch_that_two_workers_were_asked_for_counts_for_the_last_one() -> None:
+def test_batch_assigned_to_two_workers_counts_for_the_last() -> None:
     def trigger(number: int, worker: WorkerId, *offsets: int) -> UpdateTrigger:
         orders = (Assignment(worker, tuple(map(batch, offsets))),)
         return UpdateTrigger(TriggerId(1, number), ModelId(1, 0), orders)
@@ -38,11 +38,11 @@ def test_batch_that_two_workers_were_asked_for_counts_for_the_last_one() -> None
     assert thaws._computed([round_, round_]) == {A: 2, B: 2}  # noqa: SLF001 -- how it counts
 
 
-def test_block_in_which_a_worker_uses_less_than_half_of_the_other_falls_short() -> None:
+def test_block_with_an_idle_worker_misses_its_goal() -> None:
     def block(one: float, other: float) -> Block:
         return Block(1.0, {"worker-0": one, "worker-1": other, "others": 0.0})
 
     assert pipeline._uneven([block(0.5, 1.0), block(0.9, 0.9)]) == []  # noqa: SLF001 -- its verdict
-    assert pipeline._uneven([block(0.9, 0.9), block(0.9, 0.03)]) == [  # noqa: SLF001 -- likewise
+    assert pipeline._uneven([block(0.9, 0.9), block(0.9, 0.03)]) == [  # noqa: SLF001 -- its verdict
         "block 2: the workers used 0.90, 0.03 cores, required at least 0.5 of the most"
     ]

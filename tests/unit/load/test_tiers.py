@@ -57,7 +57,7 @@ def gone(machines: list[_Machine]) -> list[str]:
     return [machine.name for machine in machines if machine.exit_code is not None]
 
 
-def test_machines_are_lost_by_their_tier_and_brought_back() -> None:
+def test_tiers_lose_and_restart_the_machines_of_a_tier() -> None:
     workers, machines = fleet()
     tiers = Tiers(workers, cast("CountingJob", _Job()))
     assert [tier_of(n, 6) for n in range(6)] == ["reliable"] * 2 + ["spot"] * 4
@@ -71,7 +71,7 @@ def test_machines_are_lost_by_their_tier_and_brought_back() -> None:
     assert tiers.reached(60.0, 0, []).found["spot machines lost"] == 4
 
 
-def test_owners_are_those_that_the_leader_names() -> None:
+def test_tiers_lose_the_owners_named_by_the_leader() -> None:
     workers, machines = fleet()
     # One of them has another name by now.
     job = _Job("w3", "w5", "w9")
@@ -89,14 +89,14 @@ def test_owners_are_those_that_the_leader_names() -> None:
     assert tiers.reached(60.0, 0, []).found["times all owners were killed"] == 1
 
 
-def test_a_lead_from_version_0_is_none_from_a_backup() -> None:
+def test_lead_from_version_0_is_not_a_lead_from_a_backup() -> None:
     tiers = Tiers(fleet()[0], cast("CountingJob", _Job()))
     fallbacks = [Fallback(0.0, BASE, HEAD), Fallback(1.0, ModelId(-1, 0), HEAD)]
     assert tiers.reached(60.0, 0, fallbacks).found["leads from a backup"] == 1
 
 
 @pytest.mark.parametrize(("seconds", "share"), [(300.0, 1.0), (90.0, 0.5)])
-def test_a_run_must_reach_every_bar_and_a_short_one_its_part(seconds: float, share: float) -> None:
+def test_run_must_reach_every_minimum_scaled_by_its_length(seconds: float, share: float) -> None:
     whole = Reached(seconds, {name: max(1, round(bar * share)) for name, bar in BARS.items()})
     assert whole.failures() == []
     missed = Reached(seconds, {name: value - 1 for name, value in whole.found.items()})

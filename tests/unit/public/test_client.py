@@ -52,7 +52,7 @@ SPEC = parse_job(JOB)
 world, led, served = conftest.world, test_model.led, test_events.served
 
 
-class Way(Bridge):
+class WorldTransport(Bridge):
     """Transport to a service for several threads. It can be cut."""
 
     # Shared by all clients, because all that use one world run in its single loop.
@@ -68,7 +68,7 @@ class Way(Bridge):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request to the service."""
         if self.cut:
-            raise httpx2.ConnectError("nobody listens")
+            raise httpx2.ConnectError("connection refused")
         with self._lock:
             answer = super().handle_request(request)
             self.answered += 1
@@ -76,7 +76,7 @@ class Way(Bridge):
 
 
 def client_of(world: World) -> doll.Client:
-    return doll.Client(URL, world.operator, transport=Way(world))
+    return doll.Client(URL, world.operator, transport=WorldTransport(world))
 
 
 def played(handler: Callable[[httpx2.Request], httpx2.Response], key: str = "") -> doll.Client:
@@ -94,9 +94,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def test_a_job_is_submitted_as_a_file_as_data_and_as_a_specification(
-    world: World, tmp_path: Path
-) -> None:
+def test_submit_accepts_a_file_data_or_a_specification(world: World, tmp_path: Path) -> None:
     world.streams("clinic-a")
     client = client_of(world)
     path = tmp_path / "digits.yaml"
@@ -109,7 +107,7 @@ def test_a_job_is_submitted_as_a_file_as_data_and_as_a_specification(
     assert client.job("spec").status().spec["batch_size"] == SPEC.batch_size
 
 
-def test_a_job_is_paused_changed_resumed_stopped_and_deleted(world: World) -> None:
+def test_job_can_be_paused_changed_resumed_stopped_and_deleted(world: World) -> None:
     world.streams("clinic-a")
     job = client_of(world).submit(SPEC)
     assert (job.pause("prices are high").state, job.status().reason) == (
@@ -125,7 +123,7 @@ def test_a_job_is_paused_changed_resumed_stopped_and_deleted(world: World) -> No
         job.status()
 
 
-def test_a_job_that_was_purged_leaves_its_name_to_another(world: World) -> None:
+def test_name_of_a_purged_job_can_be_reused(world: World) -> None:
     world.streams("clinic-a")
     client = client_of(world)
     for control in ("doll.digits.control", "doll.digits.I2.control"):
@@ -139,7 +137,7 @@ def test_a_job_that_was_purged_leaves_its_name_to_another(world: World) -> None:
         job.status()
 
 
-def test_what_is_wrong_is_reported_with_a_remedy(world: World) -> None:
+def test_errors_are_reported_with_a_remedy(world: World) -> None:
     world.streams("clinic-a")
     client = client_of(world)
     with pytest.raises(doll.UserError, match="group_size: must be at least 1"):
@@ -152,10 +150,10 @@ def test_what_is_wrong_is_reported_with_a_remedy(world: World) -> None:
     with pytest.raises(doll.UserError, match="plain data"):
         client.job("digits").change(group_size=object())
     with pytest.raises(doll.UserError, match="DOLL_API_KEY"):
-        doll.Client(URL, "doll_x", transport=Way(world)).jobs()
+        doll.Client(URL, "doll_x", transport=WorldTransport(world)).jobs()
 
 
-def test_service_and_key_come_from_the_environment(
+def test_client_reads_service_and_key_from_the_environment(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(doll.UserError, match="URL"):
@@ -163,11 +161,11 @@ def test_service_and_key_come_from_the_environment(
     monkeypatch.setenv("DOLL_API", URL)
     (tmp_path / "key").write_text(world.viewer + "\n")
     monkeypatch.setenv("DOLL_API_KEY_FILE", str(tmp_path / "key"))
-    with doll.Client(transport=Way(world)) as client:
+    with doll.Client(transport=WorldTransport(world)) as client:
         assert client.jobs() == []
 
 
-def test_what_is_read_of_answers_is_what_the_document_says() -> None:
+def test_answer_types_match_the_api_models() -> None:
     for ours, theirs in (
         *((jobs.Update, UpdateEvent), (jobs.Progress, ProgressAnswer), (jobs.Status, JobAnswer)),
     ):
@@ -181,7 +179,7 @@ def test_what_is_read_of_answers_is_what_the_document_says() -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("first", [500, 503, "lost", "refused"])
-def test_what_may_come_twice_is_asked_again(first: int | str) -> None:
+def test_idempotent_request_is_retried_with_the_same_key(first: int | str) -> None:
     asked = list[httpx2.Request]()
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -201,7 +199,7 @@ def test_what_may_come_twice_is_asked_again(first: int | str) -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("first", "times"), [(500, 1), ("lost", 1), (429, 3), ("refused", 3)])
-def test_a_change_is_asked_again_only_where_it_did_not_arrive(first: int | str, times: int) -> None:
+def test_change_is_retried_only_if_it_did_not_arrive(first: int | str, times: int) -> None:
     asked = list[str]()
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -215,7 +213,7 @@ def test_a_change_is_asked_again_only_where_it_did_not_arrive(first: int | str, 
     assert asked == ["PATCH"] * times
 
 
-def test_address_of_no_service_is_reported() -> None:
+def test_address_of_another_service_is_reported() -> None:
     client = played(lambda _: httpx2.Response(200, content=b"<html>"))
     with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
         client.jobs()
@@ -252,7 +250,7 @@ def made(version: int, epoch: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_updates_go_on_where_a_connection_broke_and_none_comes_twice() -> None:
+def test_updates_resume_after_a_broken_connection_without_duplicates() -> None:
     progress = jobs.Progress(1, 0, None, {}, None, None, None, None, 0, 0, 0, 0)
     status = jobs.Status("digits", "running", "", "running", "", 0, 0.0, {}, progress)
     status_event = dict(msgspec.to_builtins(status))
@@ -289,16 +287,18 @@ def test_updates_go_on_where_a_connection_broke_and_none_comes_twice() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_service_that_stays_away_is_reported_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_stays_unreachable_raises_unavailable_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError("nobody listens")
+        raise httpx2.ConnectError("connection refused")
 
     monkeypatch.setattr(doll.events, "PATIENCE_S", 0.01)
-    with pytest.raises(doll.UnavailableError, match="nobody listens"):
+    with pytest.raises(doll.UnavailableError, match="connection refused"):
         next(played(refuse).job("digits").updates())
 
 
-def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
+def test_updates_end_with_the_job(served: Served) -> None:
     served.topics.audit(lead(), update(0, 1))
     with doll.Client(str(served.client.base_url), served.world.viewer) as client:
         updates = client.job("digits").updates()
@@ -315,7 +315,7 @@ def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def test_weights_are_those_that_are_kept(led: World) -> None:
+def test_model_returns_the_stored_weights(led: World) -> None:
     job, net = client_of(led).job("digits"), build_model(task_of(SPEC, ()), 7)
     best = job.model("best")
     net.load_state_dict(best)
@@ -339,8 +339,12 @@ def keep(led: World, epoch: int, version: int, job: str = "digits") -> None:
     led.board(job).put_snapshot(epoch, to_bytes(snapshot), "c1")
 
 
-def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World) -> None:
-    net, inputs, way = build_model(task_of(SPEC, ()), 7), torch.ones(1, 1, 8, 8), Way(led)
+def test_follower_serves_complete_and_increasing_versions(led: World) -> None:
+    net, inputs, way = (
+        build_model(task_of(SPEC, ()), 7),
+        torch.ones(1, 1, 8, 8),
+        WorldTransport(led),
+    )
     before = {name: each.clone() for name, each in net.state_dict().items()}
     job = doll.Client(URL, led.viewer, transport=way).job("digits")
     with job.follow(net, every_s=0.001) as live:
@@ -361,7 +365,7 @@ def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_follows_a_job_goes_over_to_the_next_one_of_its_name(led: World) -> None:
+def test_follower_switches_to_the_next_job_of_its_name(led: World) -> None:
     job = client_of(led).job("digits")
     with job.follow(build_model(task_of(SPEC, ()), 7), every_s=0.001) as live:
         assert (live.served.epoch, live.version) == (0, 2)
@@ -374,8 +378,8 @@ def test_what_follows_a_job_goes_over_to_the_next_one_of_its_name(led: World) ->
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_follows_a_job_goes_on_while_the_service_is_away(led: World) -> None:
-    way = Way(led)
+def test_follower_serves_during_an_outage_and_then_catches_up(led: World) -> None:
+    way = WorldTransport(led)
     job = doll.Client(URL, led.viewer, transport=way).job("digits")
     with job.follow(build_model(task_of(SPEC, ()), 7), every_s=0.001) as live:
         way.cut = True
@@ -386,16 +390,14 @@ def test_what_follows_a_job_goes_on_while_the_service_is_away(led: World) -> Non
         eventually(lambda: live.version == 3 and live.error is None)
 
 
-def test_a_network_that_is_another_one_is_refused_at_once(led: World) -> None:
+def test_follow_with_another_network_is_rejected_immediately(led: World) -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
         client_of(led).job("digits").follow(torch.nn.Linear(3, 1))
 
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.usefixtures("at_once")
-def test_odd_answer_of_a_service_is_an_error_of_ours(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_answer_raises_a_doll_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "OF_JSON", (1_000_000, 0.3))
     with OddServer(ODD[kind]) as server:
         if kind == "dripping headers":
@@ -408,7 +410,7 @@ def test_odd_answer_of_a_service_is_an_error_of_ours(
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("after", ["\u00b2", "soon", "9" * 400, "-1"])
-def test_odd_wait_that_a_service_asks_for_is_an_error_of_ours(
+def test_invalid_retry_after_header_raises_a_doll_error(
     after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LONGEST_S", 0.0)
@@ -420,7 +422,7 @@ def test_odd_wait_that_a_service_asks_for_is_an_error_of_ours(
 
 @settings(max_examples=100)
 @given(st.sampled_from([200, 404, 422, 500]), JSON)
-def test_any_json_of_a_service_is_an_answer_or_an_error_of_ours(status: int, body: object) -> None:
+def test_arbitrary_json_is_an_answer_or_raises_a_doll_error(status: int, body: object) -> None:
     content = msgspec.json.encode(body)
     client = played(lambda _: httpx2.Response(status, content=content))
     with suppress(doll.OutsideError, doll.UserError), pytest.MonkeyPatch.context() as patch:

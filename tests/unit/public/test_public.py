@@ -59,12 +59,12 @@ class Mean(Line):
         return super().losses(outputs, records).mean()
 
 
-def test_a_task_is_tried_on_a_batch_without_any_server() -> None:
+def test_check_task_tries_a_batch_without_any_server() -> None:
     task: doll.Task = Line()
     assert doll.check_task(task, BATCH) == doll.TaskCheck(4, 4, 4.0, {"absolute_error": 2.0})
 
 
-def test_a_batch_of_tensors_or_lists_is_tried_like_one_of_arrays() -> None:
+def test_check_task_accepts_tensors_lists_and_arrays() -> None:
     tensors = {name: torch.from_numpy(column) for name, column in BATCH.items()}
     frozen = {name: column.copy() for name, column in BATCH.items()}
     for column in frozen.values():
@@ -78,7 +78,7 @@ def test_a_batch_of_tensors_or_lists_is_tried_like_one_of_arrays() -> None:
             doll.check_task(Line(), {"x": each, "y": [2.0] * 4})
 
 
-def test_only_trainable_parameters_are_counted() -> None:
+def test_check_task_counts_only_trainable_parameters() -> None:
     class Frozen(Line):
         def build(self) -> nn.Module:
             line = super().build()
@@ -88,7 +88,7 @@ def test_only_trainable_parameters_are_counted() -> None:
     assert doll.check_task(Frozen(), BATCH).parameters == 1
 
 
-def test_reserved_name_of_a_metric_and_a_detached_loss_are_found_by_the_check() -> None:
+def test_check_task_rejects_reserved_metric_name_and_detached_loss() -> None:
     class Named(Line):
         def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {"loss": outputs - records["y"]}
@@ -103,7 +103,7 @@ def test_reserved_name_of_a_metric_and_a_detached_loss_are_found_by_the_check() 
         doll.check_task(Detached(), BATCH)
 
 
-def test_a_metric_without_any_value_is_left_out_of_the_check() -> None:
+def test_check_task_omits_a_metric_without_values() -> None:
     class Partial(Line):
         def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
             column, nan = records["y"].clone(), float("nan")
@@ -113,7 +113,7 @@ def test_a_metric_without_any_value_is_left_out_of_the_check() -> None:
     assert doll.check_task(Partial(), BATCH).metrics == {"some": 2.0}
 
 
-def test_a_task_that_is_wrong_is_reported_so() -> None:
+def test_check_task_raises_for_an_invalid_task() -> None:
     with pytest.raises(doll.WrongTaskError, match=r"losses.*public"):
         doll.check_task(Mean(), BATCH)
     with pytest.raises(doll.TaskError, match="KeyError"):
@@ -122,13 +122,13 @@ def test_a_task_that_is_wrong_is_reported_so() -> None:
         doll.check_task(Line(), BATCH | {"y": np.full(4, np.inf, np.float32)})
 
 
-def test_the_generators_of_torch_stay_as_they_were() -> None:
+def test_check_task_leaves_the_torch_generator_unchanged() -> None:
     before = torch.get_rng_state()
     doll.check_task(Line(), BATCH, seed=3)
     assert bool((torch.get_rng_state() == before).all())
 
 
-def test_a_job_file_is_read_as_it_is_at_submission(tmp_path: Path) -> None:
+def test_load_job_reads_a_job_file_as_at_submission(tmp_path: Path) -> None:
     assert doll.load_job(JOB).name == "digits"
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(JOB.read_text().replace("batch_size", "batchsize"))
@@ -138,14 +138,14 @@ def test_a_job_file_is_read_as_it_is_at_submission(tmp_path: Path) -> None:
         doll.load_job(tmp_path / "absent.yaml")
 
 
-def test_all_that_is_offered_is_there_and_nothing_else_is() -> None:
+def test_package_exports_exactly_its_public_names() -> None:
     assert dir(doll) == sorted(doll.__all__)
     assert all(getattr(doll, name) is not None for name in doll.__all__)
     with pytest.raises(AttributeError, match="Server"):
-        _ = doll.Server  # type: ignore[attr-defined]  # that it is not there is what is tried
+        _ = doll.Server  # type: ignore[attr-defined]  # the test expects that it is missing
 
 
-def test_type_checkers_find_what_there_is_at_run_time() -> None:
+def test_type_stub_has_the_names_of_the_package() -> None:
     stub = ast.parse((DOLL / "__init__.pyi").read_text())
     named = {
         (alias.name, node.module)
@@ -157,7 +157,7 @@ def test_type_checkers_find_what_there_is_at_run_time() -> None:
     assert (DOLL / "py.typed").exists()
 
 
-def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
+def test_installed_package_loads_a_job_without_torch(
     tmp_path: Path,
 ) -> None:
     code = f"import doll, sys; print(doll.load_job({str(JOB)!r}).name, 'torch' in sys.modules)"
@@ -167,7 +167,7 @@ def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
     assert result.stdout.split() == ["digits", "False"]
 
 
-def test_of_the_client_alone_there_is_all_but_tasks_and_job_specifications(tmp_path: Path) -> None:
+def test_client_distribution_lacks_only_tasks_and_job_specifications(tmp_path: Path) -> None:
     code = """
 import sys, doll
 print(*(name for name, home in doll._HOMES.items() if home.startswith("common.")))
@@ -180,7 +180,7 @@ for name in doll._HOMES:
 assert "torch" not in sys.modules
 """
     (tmp_path / "doll").symlink_to(DOLL)
-    (tmp_path / "common.py").touch()  # somebody else's
+    (tmp_path / "common.py").touch()  # a package of the user
     result = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -193,7 +193,7 @@ assert "torch" not in sys.modules
     assert refused == absent.split() != []
 
 
-def test_a_distribution_holds_its_own_packages() -> None:
+def test_distributions_contain_their_own_packages() -> None:
     main = tomllib.loads((ROOT / "pyproject.toml").read_text())
     client = tomllib.loads((DOLL.parent / "pyproject.toml").read_text())
     assert client["project"]["version"] == main["project"]["version"]

@@ -42,7 +42,7 @@ def _parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("_parser")
-def test_both_parsers_give_values_and_the_line_of_each_field() -> None:
+def test_both_parsers_return_values_and_the_line_of_each_field() -> None:
     data, lines = yaml_file.load_lines(TEXT)
 
     assert data == {
@@ -70,14 +70,14 @@ def test_both_parsers_give_values_and_the_line_of_each_field() -> None:
         ("a: \x00", "is neither YAML nor JSON"),
     ],
 )
-def test_both_parsers_refuse_the_same_texts_in_words(text: str, said: str) -> None:
+def test_both_parsers_reject_the_same_texts_with_a_message(text: str, said: str) -> None:
     with pytest.raises(UserError) as raised:
         yaml_file.load_text(text)
     assert said in str(raised.value)
     assert len(str(raised.value)) < 500
 
 
-def test_long_text_without_libyaml_is_refused_before_it_is_parsed(
+def test_long_text_without_libyaml_is_rejected_before_parsing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(yaml, "__with_libyaml__", False)
@@ -86,17 +86,17 @@ def test_long_text_without_libyaml_is_refused_before_it_is_parsed(
         yaml_file.load_text("a: b" + " " * 60_000)
 
 
-def test_number_of_many_digits_is_a_text() -> None:
+def test_number_with_many_digits_is_loaded_as_text() -> None:
     assert yaml_file.load_text("a: " + "9" * 100_000) == {"a": "9" * 100_000}
 
 
 @given(st.dictionaries(NAME, PLAIN, max_size=4))
-def test_json_is_read_as_json(data: dict[str, Any]) -> None:
+def test_json_values_round_trip(data: dict[str, Any]) -> None:
     assert yaml_file.load_text(json.dumps(data)) == data
 
 
 @given(st.text(st.sampled_from("ab:-?*&!|>'\"%@`{}[],# \n\t~19.e<"), max_size=40))
-def test_any_text_is_a_mapping_or_refused_as_the_users_error(text: str) -> None:
+def test_arbitrary_text_is_loaded_or_rejected_with_a_user_error(text: str) -> None:
     with suppress(UserError):
         data, lines = yaml_file.load_lines(text)
         yaml_file.line_of(lines, "a.b[0]")

@@ -26,7 +26,7 @@ def all_text(error: BaseException) -> str:
         (f"redis://doll:{PASSWORD}@127.0.0.1:6379/0", RedisAccess()),
     ],
 )
-def test_password_that_a_server_repeats_is_not_shown(url: str, access: RedisAccess) -> None:
+def test_password_repeated_by_the_server_is_not_shown(url: str, access: RedisAccess) -> None:
     client = client_of(url, access)
     said = f"unknown command 'AUTH', with args beginning with: 'doll' '{PASSWORD}'"
     try:
@@ -36,12 +36,12 @@ def test_password_that_a_server_repeats_is_not_shown(url: str, access: RedisAcce
             raise fault(client, error)  # noqa: B904 -- it knows what it came from
     except OutsideError as ours:
         assert "'doll' '***'" in str(ours)  # noqa: PT017 -- a traceback is what this is about
-        assert PASSWORD not in all_text(ours)  # noqa: PT017 -- likewise
+        assert PASSWORD not in all_text(ours)  # noqa: PT017 -- as above
         assert PASSWORD not in repr(client)
         assert PASSWORD not in repr(access)
 
 
-def test_a_fault_keeps_what_it_came_from() -> None:
+def test_fault_keeps_its_cause() -> None:
     error = redis.ConnectionError("refused")
     assert fault(client_of(URL, RedisAccess()), error).__cause__ is error
 
@@ -54,7 +54,7 @@ def test_a_fault_keeps_what_it_came_from() -> None:
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "DOLL_REDIS_CERT and DOLL_REDIS_KEY"),
     ],
 )
-def test_failure_of_tls_is_no_absence(reason: str, advice: str) -> None:
+def test_tls_failure_is_not_retriable(reason: str, advice: str) -> None:
     cause = ssl.SSLError(1, "trouble")
     cause.reason = reason
     error = redis.ConnectionError("Error 1 connecting")
@@ -64,7 +64,7 @@ def test_failure_of_tls_is_no_absence(reason: str, advice: str) -> None:
     assert not ours.retriable
 
 
-def test_a_connection_that_broke_may_come_back() -> None:
+def test_broken_connection_is_unavailable() -> None:
     cause = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
     error = redis.ConnectionError("Error 8")
     error.__context__ = cause
@@ -80,13 +80,13 @@ def test_a_connection_that_broke_may_come_back() -> None:
         f"redis://:{PASSWORD}/x@127.0.0.1",
     ],
 )
-def test_url_that_the_client_does_not_understand_is_not_shown(url: str) -> None:
+def test_invalid_redis_url_is_not_shown(url: str) -> None:
     with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part") as raised:
         client_of(url, RedisAccess())
     assert PASSWORD not in all_text(raised.value)
 
 
-def test_certificates_are_for_tls_alone() -> None:
+def test_certificates_require_a_tls_url() -> None:
     ca = ssl.get_default_verify_paths().cafile
     assert ca
     with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part or an option"):

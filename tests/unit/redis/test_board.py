@@ -52,7 +52,7 @@ def look(board: RedisBoard, server: Beats) -> dict[WorkerId, Heartbeat]:
         return found
 
 
-def test_a_look_at_workers_that_are_the_same_takes_one_packet() -> None:
+def test_reading_unchanged_heartbeats_takes_one_packet() -> None:
     server, one, two = Beats(), WorkerId("one"), WorkerId("two")
     with closing(RedisBoard("redis://localhost:1", "digits")) as board:
         assert (look(board, server), server.packets) == ({}, 1)

@@ -55,7 +55,7 @@ def host() -> Iterator[_Host]:
         host.shutdown()
 
 
-def test_connections_that_lie_idle_are_not_waited_for_one_after_the_other(host: _Host) -> None:
+def test_dead_idle_connections_are_dropped_after_one_error(host: _Host) -> None:
     with closing(connect(host.url, RedisAccess())) as client:
         server = RedisServer(client, "doll:", lambda _: None)
         pool, at_once = client.connection_pool, [client.borrow() for _ in range(3)]
@@ -69,13 +69,13 @@ def test_connections_that_lie_idle_are_not_waited_for_one_after_the_other(host: 
         assert server.ask(("ECHO", "")) == [b"OK"]
 
 
-def test_a_host_that_does_not_take_a_connection_is_asked_anew_within_a_second() -> None:
+def test_connect_timeout_is_one_second() -> None:
     with closing(connect("redis://127.0.0.1:1", RedisAccess())) as client:
         options = client.connection_pool.connection_kwargs
         assert (options["socket_connect_timeout"], options["socket_timeout"]) == (1.0, 5.0)
 
 
-def test_a_connection_that_was_lent_before_a_renewal_is_not_used_again(host: _Host) -> None:
+def test_connection_lent_before_a_renewal_is_not_reused(host: _Host) -> None:
     with closing(connect(host.url, RedisAccess())) as client:
         pool, lent = client.connection_pool, client.borrow()
         client.renew(pool)
@@ -88,7 +88,7 @@ def test_a_connection_that_was_lent_before_a_renewal_is_not_used_again(host: _Ho
 
 @pytest.mark.parametrize("size", [0, 6_000, 6_001, 100_000])
 @pytest.mark.parametrize("kind", [bytes, memoryview])
-def test_commands_are_written_alike_whatever_their_size(
+def test_commands_are_encoded_the_same_for_any_size(
     size: int, kind: Callable[[bytes], bytes | memoryview]
 ) -> None:
     value = bytes(range(256)) * (size // 256) + bytes(size % 256)

@@ -42,7 +42,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(market=str(market), fleet_directory=str(tmp_path / "fleet"))
 
 
-def test_machines_are_rented_where_the_market_says(settings: Settings) -> None:
+def test_market_selects_the_fleet(settings: Settings) -> None:
     with closing(open_fleet(settings, Market(on_demand=ON_DEMAND), "digits")) as fleet:
         assert isinstance(fleet, ProcessFleet)
         assert fleet.machines() == ()
@@ -51,7 +51,7 @@ def test_machines_are_rented_where_the_market_says(settings: Settings) -> None:
         assert isinstance(fleet, Ec2Fleet)
 
 
-def test_processes_of_one_kafka_have_a_directory_of_their_own(
+def test_each_kafka_has_its_own_fleet_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -63,7 +63,7 @@ def test_processes_of_one_kafka_have_a_directory_of_their_own(
     assert all(name.startswith(f"doll-fleet-{os.getuid()}-") for name in found)
 
 
-def test_a_recorded_availability_lies_beside_the_market_file(settings: Settings) -> None:
+def test_availability_file_is_found_beside_the_market_file(settings: Settings) -> None:
     provider = ProcessProvider(availability=PRICES)
     market = Market(on_demand=ON_DEMAND, process=provider)
     open_fleet(settings, market, "digits").close()
@@ -72,7 +72,7 @@ def test_a_recorded_availability_lies_beside_the_market_file(settings: Settings)
         open_fleet(settings, lost, "digits")
 
 
-def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -> None:
+def test_every_pool_has_a_price_from_any_source(settings: Settings) -> None:
     replayed = SpotPool(name="replayed", usd_per_hour=PRICES)
     fixed = SpotPool(name="fixed", usd_per_hour=0.15)
     market = Market(on_demand=ON_DEMAND, spot=(replayed, fixed))
@@ -82,7 +82,7 @@ def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -
     assert prices["replayed"] in {0.1, 0.2, 0.3}
 
 
-def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
+def test_replay_starts_at_market_file_change_or_configured_time(
     settings: Settings,
 ) -> None:
     """Both replays begin in the future, where the first price holds, and not in the past."""
@@ -96,7 +96,7 @@ def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
     assert open_prices(settings, replayed).look()[Offer("spot")] == 0.3
 
 
-def test_a_replay_needs_the_market_file_or_its_word(settings: Settings) -> None:
+def test_replay_needs_the_market_file_or_a_start_time(settings: Settings) -> None:
     market = Market(on_demand=ON_DEMAND, spot=(SpotPool(usd_per_hour=PRICES),))
     Path(settings.market).unlink()
     with pytest.raises(UserError, match=r"DOLL_MARKET.*market\.yaml"):
@@ -104,7 +104,9 @@ def test_a_replay_needs_the_market_file_or_its_word(settings: Settings) -> None:
     assert open_prices(settings, market.model_copy(update={"replayed_from_s": 0.0})).look()
 
 
-def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_price_history_is_requested_from_ec2(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -116,7 +118,7 @@ def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyP
         prices.look()
 
 
-def test_a_directory_that_somebody_else_prepared_is_not_used(
+def test_directory_prepared_by_someone_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -140,18 +142,18 @@ class Asked(BaseHTTPRequestHandler):
         self.shown.append(self.headers["Authorization"])
         self.send_error(500)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- likewise
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- as above
         """Log nothing."""
 
 
-def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings() -> None:
+def test_tracking_sends_the_configured_credentials() -> None:
     server = HTTPServer(("127.0.0.1", 0), Asked)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     settings = [
         Settings(mlflow=url, mlflow_token="a"),  # noqa: S106 -- of a test
-        Settings(mlflow=url, mlflow_username="a", mlflow_password="b"),  # noqa: S106 -- likewise
+        Settings(mlflow=url, mlflow_username="a", mlflow_password="b"),  # noqa: S106 -- as above
         Settings(mlflow=url),
     ]
     for each in settings:

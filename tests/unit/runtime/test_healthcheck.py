@@ -52,7 +52,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, port: str, host: str = "0.0.0.0") -> in
     return main([])
 
 
-def test_a_process_is_well_until_its_loop_stands_still(
+def test_process_is_healthy_until_its_loop_stalls(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = ManualClock()
@@ -67,7 +67,7 @@ def test_a_process_is_well_until_its_loop_stands_still(
     assert ask(monkeypatch, port) == HEALTHY
 
 
-def test_a_process_that_takes_connections_and_says_nothing_is_ill() -> None:
+def test_process_that_does_not_answer_is_unhealthy() -> None:
     with socket.create_server((HERE, 0)) as frozen:
         port = str(frozen.getsockname()[1])
         assert (
@@ -76,7 +76,7 @@ def test_a_process_that_takes_connections_and_says_nothing_is_ill() -> None:
         )
 
 
-def test_a_process_that_is_gone_or_answers_nonsense_is_ill(nonsense: int) -> None:
+def test_missing_process_or_invalid_answer_is_unhealthy(nonsense: int) -> None:
     with socket.create_server((HERE, 0)) as gone:
         port = str(gone.getsockname()[1])
     assert "refused" in find_problem(HERE, port)
@@ -84,7 +84,7 @@ def test_a_process_that_is_gone_or_answers_nonsense_is_ill(nonsense: int) -> Non
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "x", "-1"])
-def test_without_a_port_nobody_can_be_asked(
+def test_healthcheck_without_valid_port_is_unhealthy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
     assert ask(monkeypatch, port) == UNHEALTHY
@@ -93,7 +93,7 @@ def test_without_a_port_nobody_can_be_asked(
     )
 
 
-def test_help_has_an_example_and_anything_else_is_a_mistake(
+def test_help_has_an_example_and_other_arguments_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == HEALTHY
@@ -105,7 +105,7 @@ def test_help_has_an_example_and_anything_else_is_a_mistake(
     assert "usage: " in capsys.readouterr().err
 
 
-def test_as_a_command_it_loads_next_to_nothing_and_answers_by_its_exit_code() -> None:
+def test_healthcheck_command_loads_few_modules_and_answers_by_exit_code() -> None:
     port = serve(ProcessMetrics("worker"), Watchdog(), HERE, 0)
     environment = {**os.environ, "DOLL_METRICS_PORT": str(port)}
     peek = (
@@ -116,4 +116,4 @@ def test_as_a_command_it_loads_next_to_nothing_and_answers_by_its_exit_code() ->
     )
     assert loaded.stdout == "[]\n"
     command = [sys.executable, "-m", healthcheck.__name__]
-    assert subprocess.run(command, env=environment, check=False).returncode == HEALTHY  # noqa: S603 -- likewise
+    assert subprocess.run(command, env=environment, check=False).returncode == HEALTHY  # noqa: S603 -- as above

@@ -102,42 +102,42 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def test_actor_sees_each_change_and_nothing_else(world: World) -> None:
     first = record()
     world.jobs.follow({"digits": first})
-    until(lambda: world.seen == ["submitted"], "it has begun")
+    until(lambda: world.seen == ["submitted"], "the job has started")
     world.jobs.follow({"digits": first})
     world.jobs.follow({"digits": record(reason="changed")})
-    until(lambda: world.seen[-1] == "changed", "it hears of it")
+    until(lambda: world.seen[-1] == "changed", "the actor sees the change")
     world.jobs.follow({})
-    until(lambda: world.seen[-1] is None, "it was deleted")
+    until(lambda: world.seen[-1] is None, "the job is deleted")
     assert world.seen == ["submitted", "changed", None]
     assert world.made == 1
 
 
-def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world: World) -> None:
+def test_ended_job_restarts_only_if_it_should_run(world: World) -> None:
     stopped = replace(record(), wanted="stopped")
     world.jobs.follow({"digits": stopped})
-    until(lambda: world.closed == 1, "there is nothing to do")
+    until(lambda: world.closed == 1, "the actor is closed")
     world.jobs.follow({"digits": stopped})
     assert world.made == 1
-    until(lambda: world.jobs.follow({"digits": record()}) or world.made == 2, "it goes on")  # type: ignore[func-returns-value]
+    until(lambda: world.jobs.follow({"digits": record()}) or world.made == 2, "it restarts")  # type: ignore[func-returns-value]
 
 
-def test_another_job_of_the_name_begins_when_the_first_has_come_to_its_end(world: World) -> None:
+def test_new_job_of_the_same_name_starts_after_the_first_has_ended(world: World) -> None:
     world.jobs.follow({"digits": record()})
-    until(lambda: world.seen == ["submitted"], "it has begun")
+    until(lambda: world.seen == ["submitted"], "the job has started")
     second = {"digits": replace(record(reason="again"), incarnation=2)}
     world.jobs.follow(second)
-    until(lambda: world.closed == 1, "to the first one it was deleted")
-    until(lambda: world.jobs.follow(second) or world.made == 2, "the second begins")  # type: ignore[func-returns-value]
-    until(lambda: world.seen[-1] == "again", "it has begun")
+    until(lambda: world.closed == 1, "the first job has ended")
+    until(lambda: world.jobs.follow(second) or world.made == 2, "the second job starts")  # type: ignore[func-returns-value]
+    until(lambda: world.seen[-1] == "again", "the job has started")
     assert world.seen == ["submitted", None, "again"]
 
 
-def test_a_job_that_failed_until_it_was_deleted_is_over(world: World) -> None:
+def test_failing_job_ends_when_it_is_deleted(world: World) -> None:
     world.jobs.follow({"digits": record(reason="broken")})
-    until(lambda: world.made >= 3, "it is tried again and again")
+    until(lambda: world.made >= 3, "the job is retried several times")
     world.jobs.follow({})
-    until(lambda: world.counted() is None, "it is over")
+    until(lambda: world.counted() is None, "the job has ended")
     made = world.made
     again = {"digits": record()}
-    until(lambda: world.jobs.follow(again) or "submitted" in world.seen, "one of its name begins")  # type: ignore[func-returns-value]
+    until(lambda: world.jobs.follow(again) or "submitted" in world.seen, "a new job starts")  # type: ignore[func-returns-value]
     assert world.made == made + 1

@@ -11,7 +11,7 @@ from common.runtime.http_server import STALLED_S, listen
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
-def test_a_connection_that_takes_nothing_is_dropped_by_the_system() -> None:
+def test_listening_socket_drops_connections_that_stall() -> None:
     with (
         listen(Settings(api_port=0)) as listening,
         socket.create_connection(listening.getsockname()),

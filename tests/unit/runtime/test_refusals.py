@@ -20,7 +20,7 @@ def audited(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
     return [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
 
 
-def test_a_caller_may_ask_twice_its_rate_at_once_and_then_by_the_second() -> None:
+def test_caller_may_burst_twice_its_rate_and_is_then_limited() -> None:
     buckets = Buckets(rate_per_s=10)
     assert [buckets.take("eve", 0.0) for _ in range(20)] == [0.0] * 20
     assert buckets.take("eve", 0.0) == pytest.approx(0.1)
@@ -30,13 +30,13 @@ def test_a_caller_may_ask_twice_its_rate_at_once_and_then_by_the_second() -> Non
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=200).map(sorted), st.floats(0.5, 20))
-def test_nobody_gets_more_than_the_rate_and_what_was_saved(times: list[float], rate: float) -> None:
+def test_caller_never_exceeds_rate_plus_burst(times: list[float], rate: float) -> None:
     buckets = Buckets(rate)
     taken = sum(buckets.take("eve", now) == 0.0 for now in times)
     assert taken <= max(1.0, 2 * rate) + rate * (times[-1] - times[0]) + 1e-6
 
 
-def test_whoever_waits_as_long_as_was_said_gets_in() -> None:
+def test_caller_that_waits_the_returned_time_is_accepted() -> None:
     buckets = Buckets(rate_per_s=3)
     now = 0.0
     for _ in range(50):
@@ -46,7 +46,7 @@ def test_whoever_waits_as_long_as_was_said_gets_in() -> None:
             assert buckets.take("eve", now) == 0.0
 
 
-def test_only_so_many_callers_are_remembered_and_the_busiest_among_them() -> None:
+def test_limited_number_of_callers_is_remembered_including_the_busiest() -> None:
     buckets = Buckets(rate_per_s=1, most=10)
     assert [buckets.take("busy", 0.0) for _ in range(2)] == [0.0, 0.0]
     for number in range(100):
@@ -55,7 +55,9 @@ def test_only_so_many_callers_are_remembered_and_the_busiest_among_them() -> Non
     assert len(buckets) == 10
 
 
-def test_flood_of_many_addresses_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_from_many_addresses_log_one_line_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     refusals = Refusals()
     for second in range(10):
         for number in range(200):

@@ -11,7 +11,7 @@ from common.runtime.schedule import TurnSchedule
 JOBS = st.sampled_from("abcd")
 
 
-def test_a_job_has_its_first_turn_at_once() -> None:
+def test_added_job_has_its_first_turn_at_once() -> None:
     schedule = TurnSchedule[str]()
 
     schedule.add("a")
@@ -19,7 +19,7 @@ def test_a_job_has_its_first_turn_at_once() -> None:
     assert schedule.next(0.0) == "a"
 
 
-def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
+def test_job_has_no_second_turn_before_its_first_ends() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
@@ -29,7 +29,7 @@ def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
     assert schedule.next(1.0) is None
 
 
-def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
+def test_wake_up_during_a_turn_causes_another_turn() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
@@ -40,7 +40,7 @@ def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
     assert schedule.next(0.0) == "a"
 
 
-def test_wake_ups_between_two_turns_are_one() -> None:
+def test_wake_ups_between_two_turns_count_once() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
@@ -53,7 +53,7 @@ def test_wake_ups_between_two_turns_are_one() -> None:
     assert schedule.next(0.0) is None
 
 
-def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_before() -> None:
+def test_woken_job_drops_its_earlier_due_time() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
@@ -65,7 +65,7 @@ def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_bef
     assert schedule.next(6.0) is None
 
 
-def test_times_that_no_longer_count_do_not_pile_up() -> None:
+def test_obsolete_due_times_do_not_accumulate() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     for turn in range(10_000):
@@ -76,7 +76,7 @@ def test_times_that_no_longer_count_do_not_pile_up() -> None:
     assert len(schedule._dues) < 100  # noqa: SLF001 -- memory is what this test is about
 
 
-def test_who_is_forgotten_is_woken_in_vain() -> None:
+def test_waking_a_forgotten_job_has_no_effect() -> None:
     schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
@@ -144,7 +144,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
         del self.due[job], self.owed[job]
 
     @invariant()
-    def nobody_waits_longer_than_is_said(self) -> None:
+    def due_time_is_not_after_any_waiting_job(self) -> None:
         waiting = [
             due
             for job, due in self.due.items()

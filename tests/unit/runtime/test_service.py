@@ -84,7 +84,7 @@ def fail(_process: ServiceProcess) -> None:
     raise ValueError("a fault")
 
 
-def test_process_that_was_asked_to_end_ends_well() -> None:
+def test_terminated_process_exits_with_ok() -> None:
     def work(process: ServiceProcess) -> None:
         assert (process.service, process.name) == ("worker", "w1")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -111,11 +111,11 @@ def test_service_that_dies_of_a_fault_logs_the_stacks_of_all_threads(
     assert "in work\n" in died.stderr
 
 
-def test_work_may_say_how_it_ended() -> None:
+def test_work_may_return_its_exit_code() -> None:
     assert run("admin", "a1", lambda _: 7) == 7
 
 
-def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
+def test_garbage_collection_excludes_imported_modules() -> None:
     gc.disable()  # our processes start so
     try:
         kept = run("worker", "w1", lambda _: gc.get_freeze_count() if gc.isenabled() else 0)
@@ -124,7 +124,7 @@ def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
         gc.enable()
 
 
-def test_settings_that_make_no_sense_are_reported_in_a_line(
+def test_invalid_settings_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("provisioner", "p1", refuse) == EXIT_USAGE
@@ -135,7 +135,7 @@ def test_settings_that_make_no_sense_are_reported_in_a_line(
     assert capsys.readouterr().err == output
 
 
-def test_a_fault_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exception_in_work_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("worker", "w1", fail, called="worker") == service.EXIT_FAILED
     output = capsys.readouterr().err
     assert " error worker_failed service=worker worker=w1\n" in output
@@ -143,7 +143,7 @@ def test_a_fault_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]
     assert "ValueError: a fault" in output
 
 
-def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_waits_during_a_kafka_outage(capsys: pytest.CaptureFixture[str]) -> None:
     def work(process: ServiceProcess) -> None:
         away = process._replace(settings=process.settings.model_copy(update={"kafka": GONE}))
         await_end = process.stopping.wait
@@ -156,7 +156,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
             return await_end(0.0)
 
         process.stopping.wait = wait  # type: ignore[method-assign]  # time is an argument
-        follow_jobs(away, ProcessMetrics("evaluator"), untold, lambda _record, _new: True)
+        follow_jobs(away, ProcessMetrics("evaluator"), no_actors, lambda _record, _new: True)
 
     waits = list[float | None]()
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -167,7 +167,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
 GONE = "embedded:/nonexistent/kafka.sock"
 
 
-def untold(_opened: OpenedKafka) -> MakePart:
+def no_actors(_opened: OpenedKafka) -> MakePart:
     raise AssertionError("nothing is open")
 
 
@@ -206,7 +206,7 @@ class RecordedLog(MemoryLog):
         self._recorded.append("Kafka closed")
 
 
-def test_jobs_end_before_what_they_are_made_of() -> None:
+def test_jobs_are_closed_before_their_shared_servers() -> None:
     #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
     recorded = list[str]()
     log = RecordedLog(recorded)
@@ -236,7 +236,7 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
     assert recorded == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
 
 
-def test_actors_beside_others_have_threads_of_their_own() -> None:
+def test_side_actors_have_their_own_threads() -> None:
     #   digits: all threads of the first kind hang ─▶ one of the other kind has its turn ─▶ SIGTERM
     log, recorded, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
@@ -268,7 +268,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
     assert released.is_set()
 
 
-def test_actors_beside_others_share_one_thread() -> None:
+def test_side_actors_share_one_thread() -> None:
     log, threads = MemoryLog(), list[int]()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in "abcd":
@@ -295,7 +295,7 @@ def test_actors_beside_others_share_one_thread() -> None:
 
 
 @pytest.mark.parametrize("repairs", [True, False])
-def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
+def test_lost_record_is_repaired_only_by_a_process_that_may_write(*, repairs: bool) -> None:
     log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     JobOperations(log).submit(parse_job(TEXT))

@@ -127,7 +127,7 @@ def turns(actor: _Script, number: int) -> None:
         actor.had.get(timeout=PATIENCE_S)
 
 
-def test_a_job_has_a_turn_when_it_begins_and_whenever_it_is_woken(house: _House) -> None:
+def test_job_has_a_turn_when_it_starts_and_when_it_is_woken(house: _House) -> None:
     actor = _Script()
 
     job = house.supervisor.begin("digits", making(actor))
@@ -137,7 +137,7 @@ def test_a_job_has_a_turn_when_it_begins_and_whenever_it_is_woken(house: _House)
     turns(actor, 1)
 
 
-def test_a_job_has_a_turn_when_its_time_has_come(house: _House) -> None:
+def test_job_has_a_turn_when_it_is_due(house: _House) -> None:
     actor = _Script()
     actor.turns.put(monotonic() + 0.01)
     actor.turns.put(monotonic() + 0.02)
@@ -147,7 +147,7 @@ def test_a_job_has_a_turn_when_its_time_has_come(house: _House) -> None:
     turns(actor, 3)
 
 
-def test_a_job_that_is_over_is_closed_and_has_no_further_turn(house: _House) -> None:
+def test_job_that_is_over_is_closed_and_has_no_further_turn(house: _House) -> None:
     actor = _Script()
     actor.turns.put(None)
 
@@ -159,7 +159,7 @@ def test_a_job_that_is_over_is_closed_and_has_no_further_turn(house: _House) -> 
     assert actor.had.qsize() == 1
 
 
-def test_a_job_that_is_ended_is_closed(house: _House) -> None:
+def test_ended_job_is_closed(house: _House) -> None:
     actor = _Script()
     job = house.supervisor.begin("digits", making(actor))
     turns(actor, 1)
@@ -171,9 +171,7 @@ def test_a_job_that_is_ended_is_closed(house: _House) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), SystemExit(3)])
-def test_an_exception_ends_its_own_actor_and_another_one_is_made(
-    house: _House, error: BaseException
-) -> None:
+def test_exception_replaces_only_its_own_actor(house: _House, error: BaseException) -> None:
     bad, after, innocent = _Script(), _Script(), _Script()
     bad.turns.put(error)
     faults = SimpleQueue[PreviousFault | None]()
@@ -196,7 +194,7 @@ def test_an_exception_ends_its_own_actor_and_another_one_is_made(
     assert house.count("doll_job_faults_total", job_name="innocent", kind="fault") == 0
 
 
-def test_who_cannot_even_be_made_is_tried_again(house: _House) -> None:
+def test_failed_creation_of_an_actor_is_retried(house: _House) -> None:
     actor = _Script()
     tries = count()
 
@@ -210,7 +208,7 @@ def test_who_cannot_even_be_made_is_tried_again(house: _House) -> None:
     turns(actor, 1)
 
 
-def test_what_cannot_be_closed_is_reported_and_made_anew_nevertheless(house: _House) -> None:
+def test_actor_that_cannot_be_closed_is_reported_and_replaced(house: _House) -> None:
     class Sticky(_Script):
         def close(self) -> None:
             raise OSError("sticks")
@@ -224,7 +222,7 @@ def test_what_cannot_be_closed_is_reported_and_made_anew_nevertheless(house: _Ho
     assert "job_not_closed" in [line["event"] for line in house.logged()]
 
 
-def test_outage_that_keeps_an_actor_from_closing_is_reported_once_by_its_turn(
+def test_outage_that_keeps_an_actor_from_closing_is_reported_once(
     house: _House,
 ) -> None:
     class Sticky(_Script):
@@ -241,7 +239,7 @@ def test_outage_that_keeps_an_actor_from_closing_is_reported_once_by_its_turn(
     assert [line["event"] for line in house.logged()] == ["job_waits"]
 
 
-def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
+def test_fault_reports_the_number_of_consecutive_faults(house: _House) -> None:
     errors = [KeyError("a"), UnavailableError("away"), KeyError("b"), ValueError("c")]
     actors = [_Script() for _ in range(5)]
     for actor, error in zip(actors, errors, strict=False):
@@ -254,14 +252,14 @@ def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
     got = [faults.get() for _ in range(5)]
     assert [(fault.in_a_row, fault.alike) for fault in got if fault is not None] == [
         (1, 1),  # KeyError
-        # An unavailable server is nobody's fault: the earlier fault stands.
+        # An unavailable server is not a fault of the job: the earlier fault counts.
         (1, 1),
         (2, 2),
         (3, 1),
     ]
 
 
-def test_the_same_exception_is_logged_once_with_its_traceback(house: _House) -> None:
+def test_repeated_exception_is_logged_once_with_its_traceback(house: _House) -> None:
     actors = [_Script() for _ in range(4)]
     for number, actor in enumerate(actors[:3]):
         actor.turns.put(CorruptError("torn") if number == 2 else KeyError(number))
@@ -275,7 +273,7 @@ def test_the_same_exception_is_logged_once_with_its_traceback(house: _House) -> 
     assert logged[0]["job"] == "digits"
 
 
-def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> None:
+def test_unavailable_server_is_waited_for_and_is_not_a_failure(house: _House) -> None:
     actor, after = _Script(), _Script()
     actor.turns.put(UnavailableError("Kafka is unavailable"))
 
@@ -290,7 +288,7 @@ def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> No
     assert house.count("doll_job_faults_total", job_name="digits", kind="unavailable") == 1
 
 
-def test_jobs_that_wait_for_the_same_are_logged_once_for_an_outage() -> None:
+def test_jobs_waiting_for_the_same_server_log_one_line_per_outage() -> None:
     # a waits   b waits   quiet   c waits
     clock = ManualClock(1.0)
     house = _House(clock=clock)
@@ -324,7 +322,7 @@ def test_pauses_double_up_to_a_bound() -> None:
     ]
 
 
-def test_who_was_well_for_a_while_begins_with_the_shortest_pause_again() -> None:
+def test_pause_is_reset_after_a_minute_without_failure() -> None:
     house = _House()
     house.supervisor.close(PATIENCE_S)
     job = house.supervisor.begin("digits", making(_Script()))
@@ -337,7 +335,7 @@ def test_who_was_well_for_a_while_begins_with_the_shortest_pause_again() -> None
     assert pauses == [(1.0, True), (2.0, False), (1.0, True), (2.0, False)]
 
 
-def test_a_server_that_is_away_is_asked_again_at_the_same_pace() -> None:
+def test_unavailable_server_is_retried_at_a_constant_pace() -> None:
     house = _House()
     house.supervisor.close(PATIENCE_S)
     job = house.supervisor.begin("digits", making(_Script()))
@@ -348,7 +346,7 @@ def test_a_server_that_is_away_is_asked_again_at_the_same_pace() -> None:
     assert pauses == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
 
 
-def test_it_waits_before_another_actor_is_made() -> None:
+def test_supervisor_pauses_before_it_replaces_an_actor() -> None:
     clock = ManualClock()
     house = _House(Patience(first_s=5.0), threads=1, clock=clock)
     bad, after, other = _Script(), _Script(), _Script()
@@ -368,7 +366,7 @@ def test_it_waits_before_another_actor_is_made() -> None:
     house.supervisor.close(PATIENCE_S)
 
 
-def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
+def test_hanging_turn_stops_no_other_job_and_makes_the_process_unhealthy() -> None:
     clock = ManualClock()
     house = _House(threads=2, clock=clock, hangs_s=100.0)
     hanging, release = threading.Event(), threading.Event()
@@ -397,7 +395,7 @@ def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
     assert house.watchdogs.complaint() == ""
 
 
-def test_long_turns_that_come_again_and_again_are_logged_once() -> None:
+def test_repeated_long_turns_are_logged_once() -> None:
     # digits   long | long | long      (less than SETTLED_S apart)
     # other         |      |
     clock = ManualClock()
@@ -431,7 +429,7 @@ def test_long_turns_that_come_again_and_again_are_logged_once() -> None:
     assert house.supervisor.close(PATIENCE_S)
 
 
-def test_a_slow_turn_is_counted_and_the_longest_named() -> None:
+def test_slow_turns_are_counted_by_job() -> None:
     clock = ManualClock()
     house = _House(threads=1, clock=clock, slow_s=0.05)
 
@@ -452,7 +450,7 @@ def test_a_slow_turn_is_counted_and_the_longest_named() -> None:
     assert house.count("doll_slow_turns_total", job_name="digits") is None
 
 
-def test_no_wake_up_is_lost_and_no_job_is_ever_in_two_threads() -> None:
+def test_no_wake_up_is_lost_and_no_job_is_in_two_threads() -> None:
     house = _House(threads=4)
     rounds, jobs = 2000, 6
 
@@ -479,7 +477,7 @@ def test_no_wake_up_is_lost_and_no_job_is_ever_in_two_threads() -> None:
     assert house.supervisor.close(PATIENCE_S)
 
 
-def test_at_its_end_all_jobs_are_closed_also_those_that_wait_for_another_try() -> None:
+def test_close_closes_all_jobs_including_those_that_wait_for_a_retry() -> None:
     house = _House(Patience(first_s=1e6, longest_s=1e6))
     well, bad = _Script(), _Script()
     bad.turns.put(KeyError("x"))

@@ -26,7 +26,7 @@ print("ended", flush=True)
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_is_asked_to_end_ends_in_order(asked: signal.Signals) -> None:
+def test_process_ends_in_order_on_sigterm_or_sigint(asked: signal.Signals) -> None:
     process = subprocess.Popen(  # noqa: S603 -- our own program
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
     )
@@ -56,7 +56,7 @@ def owned_by(pid: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate])
-def test_a_process_ends_with_its_owner_however_that_ends(
+def test_process_ends_when_its_owner_ends(
     end: Callable[[subprocess.Popen[bytes]], None],
 ) -> None:
     with subprocess.Popen(["sleep", "600"]) as owner, owned_by(owner.pid) as process:  # noqa: S607 -- any sleep
@@ -67,7 +67,7 @@ def test_a_process_ends_with_its_owner_however_that_ends(
         assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
-def test_a_process_whose_owner_has_ended_before_ends_too() -> None:
+def test_process_whose_owner_has_already_ended_ends() -> None:
     with subprocess.Popen(["true"]) as owner:  # noqa: S607 -- any that ends
         owner.wait(timeout=PATIENCE_S)
     with owned_by(owner.pid) as process:

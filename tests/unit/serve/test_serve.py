@@ -317,7 +317,7 @@ def expected(spec: JobSpec, seed: int, columns: dict[str, np.ndarray[Any, Any]])
     return found
 
 
-def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) -> None:
+def test_infer_response_has_the_network_output_and_its_version(world: World) -> None:
     answer = world.infer(asked(id="mine"))
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("digits", "1", "mine")
     assert (answer["parameters"]["version"], answer["parameters"]["epoch"]) == (1, 0)
@@ -333,7 +333,7 @@ def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) ->
     )
 
 
-def test_what_is_served_is_described_as_the_protocol_says(world: World) -> None:
+def test_metadata_routes_follow_the_protocol(world: World) -> None:
     assert world.ask("/v2").json()["name"] == "doll"
     assert world.ask("/v2/health/live").json() == {"live": True}
     assert world.ask("/v2/health/ready").json()["version"] == 1
@@ -349,7 +349,7 @@ def test_what_is_served_is_described_as_the_protocol_says(world: World) -> None:
     }
 
 
-def test_without_a_snapshot_nobody_is_answered(made: list[World]) -> None:
+def test_server_without_a_snapshot_returns_503(made: list[World]) -> None:
     world = World()
     made.append(world)
     world.look()
@@ -372,7 +372,7 @@ def test_without_a_snapshot_nobody_is_answered(made: list[World]) -> None:
         ({"inputs": [asked()["inputs"][0] | {"data": ["x"] * 192}]}, "its data are not UINT8"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_its_reason(
+def test_invalid_inference_request_is_rejected_with_the_reason(
     world: World, body: object, said: str
 ) -> None:
     assert said in world.error(body)
@@ -417,7 +417,7 @@ FEATURES = {"name": "features", "datatype": "FP32", "shape": [2, 2]}
         ),
     ],
 )
-def test_data_of_another_kind_or_number_are_refused_in_words(
+def test_tensor_of_wrong_type_or_shape_is_rejected_with_the_reason(
     made: list[World], tensor: dict[str, Any], data: bytes, said: str
 ) -> None:
     world = World(CLICKS)
@@ -429,7 +429,7 @@ def test_data_of_another_kind_or_number_are_refused_in_words(
     assert len(found) <= 1000
 
 
-def test_largest_float32_as_people_write_it_is_accepted(made: list[World]) -> None:
+def test_largest_float32_in_decimal_notation_is_accepted(made: list[World]) -> None:
     world = World(CLICKS)
     made.append(world)
     world.publish(0, 1, seed=1)
@@ -454,7 +454,7 @@ PLACES = ("", "id", "inputs", "name", "datatype", "shape", "data", "record")
 
 @given(JSON, st.sampled_from(PLACES))
 @settings(max_examples=200, deadline=None)
-def test_any_json_is_answered_or_refused_in_words(value: object, place: str) -> None:
+def test_any_json_is_answered_or_rejected_with_an_error(value: object, place: str) -> None:
     body: object = {"inputs": [FEATURES | {"data": [1, 2, 3, 4], place: value}]}
     if place in ("", "id", "inputs"):
         body = value if place == "" else {"inputs": [FEATURES | {"data": [1] * 4}], place: value}
@@ -475,7 +475,7 @@ def fuzzed() -> World:
     return world
 
 
-def test_fault_of_the_server_is_answered_in_json(
+def test_internal_error_is_answered_in_json(
     made: list[World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = served(made)
@@ -499,12 +499,12 @@ def test_fault_of_the_server_is_answered_in_json(
     assert sample("doll_predictions_total", {"status": "500"}) == 1
 
 
-def test_a_body_that_is_too_large_is_refused(world: World) -> None:
+def test_too_large_body_returns_413(world: World) -> None:
     world.settings = Settings(api_body_bytes=1024)
     assert "DOLL_API_BODY_BYTES" in world.error(b" " * 1025, 413)
 
 
-def test_records_are_read_as_in_the_streams_and_need_no_label(made: list[World]) -> None:
+def test_records_are_decoded_as_in_the_streams_and_need_no_label(made: list[World]) -> None:
     world = World(CLICKS)
     made.append(world)
     world.publish(0, 1, seed=1)
@@ -525,7 +525,7 @@ def test_records_are_read_as_in_the_streams_and_need_no_label(made: list[World])
     assert "must have (3,) texts, got 7" in world.error({"inputs": [tensor]})
 
 
-def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: World) -> None:
+def test_newer_snapshot_replaces_the_served_one_and_older_ones_do_not(world: World) -> None:
     #  leader 0:  1 hot, 2 hot, wiped        leader 9, from version 1:  its 1, and its 2
     world.publish(0, 2, seed=2)
     world.look()
@@ -541,12 +541,13 @@ def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: Wor
     world.look()
     answer = world.infer(asked())
     assert (answer["model_version"], answer["parameters"]["epoch"]) == ("1", 9)
-    world.publish(0, 3, seed=3)  # it woke up from a freeze
+    # Leader 0 wakes up from a freeze.
+    world.publish(0, 3, seed=3)
     world.look()
     assert world.infer(asked())["parameters"]["epoch"] == 9
 
 
-def test_age_counts_from_when_the_version_was_made(made: list[World]) -> None:
+def test_model_age_counts_from_when_the_version_was_made(made: list[World]) -> None:
     for kept_in in ("redis", "storage"):
         world = World()
         made.append(world)
@@ -560,14 +561,14 @@ def test_age_counts_from_when_the_version_was_made(made: list[World]) -> None:
         assert 1000.0 <= world.infer(asked())["parameters"]["age_s"] < 2000.0
 
 
-def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:
+def test_snapshot_of_another_model_is_skipped(world: World) -> None:
     torn = SnapshotFile(Snapshot(0, ModelId(0, 2), 3, 0, {}), trained(CLICKS, 1))
     world.board().put_snapshot(0, to_bytes(torn), "c1")
     world.look()
     assert world.infer(asked())["model_version"] == "1"
 
 
-def test_snapshot_of_equal_sizes_and_other_names_is_passed_over_and_reported(
+def test_snapshot_with_other_parameter_names_is_skipped_and_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = trained(DIGITS, 1).replace(b"0.weight", b"9.weight")
@@ -580,9 +581,7 @@ def test_snapshot_of_equal_sizes_and_other_names_is_passed_over_and_reported(
     assert any(said in str(fields_of(each)) for each in caplog.records)
 
 
-def test_of_a_group_the_weights_are_served_that_a_member_has_left(
-    world: World, made: list[World]
-) -> None:
+def test_weights_that_a_group_member_stored_are_served(world: World, made: list[World]) -> None:
     #  leader 3:  1 with weights, 2     leader 5, from 1:  1     1 with weights
     board = world.board()
 
@@ -596,7 +595,8 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
         answer = world.infer(asked())
         return "{parameters[epoch]}-{model_version}".format(**answer)
 
-    assert led(3, ModelId(3, 2)) == "0-1"  # still the version of before
+    # The previous version is still served.
+    assert led(3, ModelId(3, 2)) == "0-1"
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
     # The newest leader may not have made 3.
@@ -604,11 +604,12 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
-    assert newly_started.models[0].version is None  # no proof that 3 still counts
+    # Nothing proves that version 3 still counts.
+    assert newly_started.models[0].version is None
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
-def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
+def test_request_without_a_key_returns_401_if_keys_are_required(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = KeyStore(world.log)
@@ -621,7 +622,8 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
         assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     assert world.ask("/v2/models/digits").status_code == 401
-    assert world.ask("/v2/health/ready").status_code == 200  # load balancers have no key
+    # Load balancers have no key.
+    assert world.ask("/v2/health/ready").status_code == 200
     mine = {"Authorization": f"Bearer {key}"}
     assert world.ask(infer, asked(), mine).status_code == 200
     store.revoke("shop")
@@ -641,7 +643,7 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
     assert key not in caplog.text
 
 
-def test_refusal_of_a_valid_key_is_logged_with_its_name(
+def test_refused_request_with_a_valid_key_is_logged_with_its_name(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Every route of a model server accepts any valid key.
@@ -659,7 +661,7 @@ def test_refusal_of_a_valid_key_is_logged_with_its_name(
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])
-def test_an_alias_is_found_among_checkpoints(
+def test_alias_selects_a_checkpoint(
     made: list[World], alias: VersionSelector, version: int
 ) -> None:
     world = World(alias=alias)
@@ -675,7 +677,7 @@ def test_an_alias_is_found_among_checkpoints(
     assert world.infer(asked())["model_version"] == ("2" if alias == 2 else "3")
 
 
-def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
+def test_waiting_requests_are_batched_and_a_bad_one_fails_alone(
     made: list[World],
 ) -> None:
     passes, entered, go = list[int](), threading.Event(), threading.Event()
@@ -714,7 +716,7 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     ]
 
 
-def test_caller_while_too_many_wait_is_asked_to_come_again(
+def test_request_is_rejected_while_too_many_wait(
     made: list[World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.serve.batching.MOST_WAITING", 2)
@@ -745,7 +747,7 @@ def test_caller_while_too_many_wait_is_asked_to_come_again(
     assert world.infer(asked())["model_version"] == "1"
 
 
-def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[World]) -> None:
+def test_shadow_prediction_is_written_and_not_returned(made: list[World]) -> None:
     world = World(shadow_alias=1, predictions="predicted")
     made.append(world)
     world.log.create_topics([NewTopic("predicted")])
@@ -776,7 +778,7 @@ def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[
     assert sample("doll_served_version") == 2
 
 
-def test_a_topic_that_is_gone_costs_predictions_and_no_answer(made: list[World]) -> None:
+def test_deleted_predictions_topic_does_not_prevent_answers(made: list[World]) -> None:
     world = World(predictions="predicted")
     made.append(world)
     world.log.create_topics([NewTopic("predicted")])
@@ -791,7 +793,7 @@ def test_a_topic_that_is_gone_costs_predictions_and_no_answer(made: list[World])
     assert sample("doll_predictions_not_written_total") == 3
 
 
-def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World]) -> None:
+def test_internal_error_in_the_computing_thread_ends_the_process(made: list[World]) -> None:
     class Fails(ServedModel):
         def predict(self, columns: Columns) -> Predicted:
             raise MemoryError(f"no more for {columns.keys()}")
@@ -808,7 +810,7 @@ def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World])
     assert "ends" in world.error(asked(), 503)
 
 
-def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> None:
+def test_weights_replaced_under_load_never_mix_two_versions(world: World) -> None:
     """Each answer is from the network of the version that it names, despite swaps."""
     weights = {version: expected(DIGITS, version, {"image": IMAGES}) for version in range(1, 9)}
     found = list[dict[str, Any]]()
@@ -881,7 +883,7 @@ def turned(*answerers: TopicAnswerer) -> None:
 CLICK = {"spent": 2, "visits": 4.5}
 
 
-def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
+def test_topic_answerer_answers_each_record_once_a_version_exists(
     answerers: Answerers, made: list[World]
 ) -> None:
     [world] = made
@@ -903,7 +905,7 @@ def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
     answerer.close()
 
 
-def test_who_comes_next_goes_on_where_the_last_one_was(
+def test_next_topic_answerer_continues_after_the_last_answer(
     answerers: Answerers, made: list[World]
 ) -> None:
     [world] = made
@@ -929,7 +931,7 @@ def test_who_comes_next_goes_on_where_the_last_one_was(
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["nothing was written", "all was"])
-def test_answers_of_which_kafka_says_nothing_are_there_once(
+def test_topic_answerer_writes_answers_once_after_a_failed_write(
     answerers: Answerers, made: list[World], monkeypatch: pytest.MonkeyPatch, *, written: bool
 ) -> None:
     [world] = made
@@ -956,7 +958,7 @@ def test_answers_of_which_kafka_says_nothing_are_there_once(
     answerer.close()
 
 
-def test_records_that_expired_are_passed_over(answerers: Answerers, made: list[World]) -> None:
+def test_topic_answerer_skips_expired_records(answerers: Answerers, made: list[World]) -> None:
     [world] = made
     world.publish(0, 1, seed=1)
     world.look()
@@ -970,7 +972,7 @@ def test_records_that_expired_are_passed_over(answerers: Answerers, made: list[W
     answerer.close()
 
 
-def test_topics_of_a_door_must_be_there(answerers: Answerers) -> None:
+def test_topic_answerer_with_a_missing_topic_raises(answerers: Answerers) -> None:
     with pytest.raises(UnknownTopicError, match="elsewhere"):
         TopicAnswerer(
             answerers.log,

@@ -51,14 +51,14 @@ BAD = {
 # --- candidates --------------------------------------------------------------------------------
 
 
-def test_only_so_many_are_candidates_and_the_next_is_woken_when_one_leaves() -> None:
+def test_candidate_over_the_limit_waits_until_another_leaves() -> None:
     candidates, woken = Candidates(most=2), list[str]()
 
     def enters(job: str) -> bool:
         return candidates.enter(job, lambda: woken.append(job))
 
     assert [enters(job) for job in "abcd"] == [True, True, False, False]
-    assert enters("a"), "it is one already"
+    assert enters("a"), "the job is a candidate already"
     candidates.leave("b")
     assert woken == ["c"]
     assert enters("c")
@@ -67,7 +67,7 @@ def test_only_so_many_are_candidates_and_the_next_is_woken_when_one_leaves() -> 
     assert woken == ["c", "d"]
 
 
-def test_who_waits_no_longer_is_not_woken() -> None:
+def test_candidate_that_stopped_waiting_is_not_woken() -> None:
     candidates, woken = Candidates(most=1), list[str]()
     for job in "abc":
         candidates.may_enter(job, lambda job=job: woken.append(job))  # type: ignore[misc]
@@ -77,7 +77,7 @@ def test_who_waits_no_longer_is_not_woken() -> None:
     assert woken == ["c"]
 
 
-def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
+def test_hanging_candidate_loses_its_place_after_a_timeout() -> None:
     clock = ManualClock()
     candidates = Candidates(most=1, clock=clock)
     assert candidates.enter("hangs", lambda: None)
@@ -159,30 +159,30 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench.close()
 
 
-def test_a_replica_leads_all_jobs(bench: Bench) -> None:
+def test_replica_leads_all_jobs(bench: Bench) -> None:
     names = [f"digits-{number}" for number in range(12)]
     for name in names:
         bench.submit(name)
     replica = bench.replica()
     replica.look()
-    until(lambda: all(map(replica.leads, names)), "it leads all of them")
+    until(lambda: all(map(replica.leads, names)), "the replica leads all jobs")
 
 
 @pytest.mark.parametrize("task", BAD)
-def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
+def test_job_whose_model_cannot_be_built_is_held_and_other_jobs_continue(
     bench: Bench, task: str
 ) -> None:
     bench.submit("bad", task)
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     record = bench.job_store.get("bad")
     assert BAD[task] in record.reason
     assert "Traceback" in record.detail
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
     assert not replica.leads("bad")
 
 
-def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
+def test_job_with_an_origin_of_another_model_is_held_with_the_first_difference(
     bench: Bench,
 ) -> None:
     spec, blobs = parse_job(JOB.replace("name: digits", "name: next")), MemoryBlobs()
@@ -195,41 +195,41 @@ def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
     bench.job_store.submit(spec, origin)
     replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(), blobs)
     bench.replicas.append(replica)
-    replica.look_until(lambda: bench.job_store.get("next").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("next").held, "the job is held")
     assert (
         "version 0, the weights of letters@400: at place 1 it has the parameter '2.weight'"
         " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
         " float32"
     ) in bench.job_store.get("next").reason
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
 
-def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
+def test_held_job_is_tried_again_after_resume(bench: Bench) -> None:
     bench.submit("bad", "Raises")
     replica = bench.replica()
     for _ in range(2):
-        replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+        replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
         replica.look()
         bench.job_store.patch("bad", "mended, as I thought", wanted="running")
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held again")
 
 
-def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Bench) -> None:
+def test_replica_without_the_task_leaves_the_job_to_one_that_has_it(bench: Bench) -> None:
     bench.submit("rare", "Rare")
     poor = bench.replica("c1", tasks=())
     poor.look()
-    until(lambda: "c1" in bench.board("rare").unable(), "it says so")
+    until(lambda: "c1" in bench.board("rare").unable(), "the replica reports that it is unable")
     assert "DOLL_TASKS" in bench.board("rare").unable()["c1"]
-    until(lambda: poor.leads("innocent"), "the other one is led")
+    until(lambda: poor.leads("innocent"), "the other job is led")
 
     rich = bench.replica("c2", tasks=("Rare",))
     rich.look()
 
-    until(lambda: rich.leads("rare"), "who has the task leads")
+    until(lambda: rich.leads("rare"), "the replica with the task leads")
     assert bench.job_store.get("rare").wanted == "running"
 
 
-def test_a_replica_tries_again_what_was_not_installed(
+def test_replica_retries_a_job_after_its_missing_task_is_installed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "UNABLE_S", (0.01, 0.01))
@@ -244,52 +244,51 @@ def test_a_replica_tries_again_what_was_not_installed(
     monkeypatch.setattr(leadership, "trainer_of", trainer_of)
     replica = bench.replica()
     replica.look()
-    until(lambda: "c1" in bench.board("innocent").unable(), "it says so")
+    until(lambda: "c1" in bench.board("innocent").unable(), "the replica reports that it is unable")
 
-    missing[0] = False  # installed meanwhile
+    # The task is installed meanwhile.
+    missing[0] = False
 
-    until(lambda: replica.leads("innocent"), "it leads")
+    until(lambda: replica.leads("innocent"), "the replica leads the job")
 
 
 @pytest.mark.parametrize("topic", [control_topic("bad"), updates_topic("bad")])
-def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
-    bench: Bench, topic: str
-) -> None:
+def test_job_with_deleted_topic_is_held_and_other_jobs_continue(bench: Bench, topic: str) -> None:
     bench.submit("bad")
     replica = bench.replica()
     replica.look()
-    until(lambda: replica.leads("bad") and replica.leads("innocent"), "it leads both")
+    until(lambda: replica.leads("bad") and replica.leads("innocent"), "the replica leads both jobs")
 
     bench.log.delete_topics([topic])
 
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     assert f"the topic {topic} of this job does not exist" in bench.job_store.get("bad").reason
     assert replica.leads("innocent")
 
 
-def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Bench) -> None:
+def test_job_with_deleted_stream_is_held_at_the_next_takeover(bench: Bench) -> None:
     log = bench.log
     log.create_topics([NewTopic("clinic-b")])
     text = JOB.replace("name: digits", "name: bad").replace("clinic-a", "clinic-b")
     bench.job_store.submit(parse_job(text))
     first = bench.replica("c1")
     first.look()
-    until(lambda: first.leads("bad"), "it leads")
+    until(lambda: first.leads("bad"), "the replica leads the job")
     log.delete_topics(["clinic-b"])
     first.close()
 
     second = bench.replica("c2")
-    second.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    second.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
 
     assert "the topic clinic-b of this job does not exist" in bench.job_store.get("bad").reason
-    until(lambda: second.leads("innocent"), "the other one is led")
+    until(lambda: second.leads("innocent"), "the other job is led")
 
 
-def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
+def test_job_is_held_if_kafka_keeps_refusing_its_records(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.refused = updates_topic("bad")
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     reason = bench.job_store.get("bad").reason
     assert reason.startswith("Kafka refuses a record of this job again and again: ")
     assert reason.endswith("; mend that, then `doll job resume bad`")
@@ -299,7 +298,7 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
         )
         or 0
     ) >= loop.DELIVERIES
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
 
 @pytest.mark.parametrize(
@@ -309,26 +308,26 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
         (updates_topic("bad"), {"retention.bytes": "1000000", "max.message.bytes": "1000"}),
     ],
 )
-def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
+def test_job_is_held_until_topics_that_would_lose_records_are_corrected(
     bench: Bench, topic: str, settings: dict[str, str]
 ) -> None:
     bench.submit("bad")
     right = bench.log.settings([topic])[topic]
     bench.log.configure(topic, settings)
     replica = bench.replica()
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     reason = bench.job_store.get("bad").reason
     assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
     repair = ",".join(f"{name}={right[name]}" for name in settings)
     assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
 
     bench.log.configure(topic, right)
     bench.job_store.patch("bad", "set right", wanted="running")
-    replica.look_until(lambda: replica.leads("bad"), "it is led")
+    replica.look_until(lambda: replica.leads("bad"), "the job is led")
 
 
-def test_dead_letters_that_somebody_keeps_otherwise_hold_nothing(
+def test_unusual_settings_of_dead_letter_topic_do_not_hold_the_job(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.log.configure(
@@ -336,30 +335,30 @@ def test_dead_letters_that_somebody_keeps_otherwise_hold_nothing(
     )
     replica = bench.replica()
     replica.look()
-    until(lambda: replica.leads("innocent"), "it is led")
+    until(lambda: replica.leads("innocent"), "the job is led")
     assert any(
         "clinic-a.dlq has cleanup.policy=compact, not delete" in str(fields_of(record))
         for record in caplog.records
     )
 
 
-def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can_be_resumed(
+def test_internal_error_holds_only_its_job_after_retries_and_resume_works(
     bench: Bench,
 ) -> None:
     bench.submit("bad")
     bench.log.faulty = updates_topic("bad")
     replica = bench.replica()
 
-    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     record = bench.job_store.get("bad")
     assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
     assert "in settings" in record.detail
-    until(lambda: replica.leads("innocent"), "the other one is led")
+    until(lambda: replica.leads("innocent"), "the other job is led")
     replica.look()
 
     bench.log.faulty = ""
     bench.job_store.patch("bad", "a newer version", wanted="running")
-    replica.look_until(lambda: replica.leads("bad"), "it leads")
+    replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
 
 
 class HastyOwner(JobOperations):
@@ -381,7 +380,7 @@ class HastyOwner(JobOperations):
         return held
 
 
-def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> None:
+def test_job_resumed_right_after_it_was_held_continues(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.faulty = updates_topic("bad")
     owner = HastyOwner(bench.log)
@@ -390,9 +389,9 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> No
     owner.look = replica.look
 
     replica.look()
-    until(lambda: owner.look is None, "it was held and resumed")
+    until(lambda: owner.look is None, "the job was held and resumed")
 
-    replica.look_until(lambda: replica.leads("bad"), "it leads")
+    replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
 
 
 class EarlierOwner(HastyOwner):
@@ -410,7 +409,7 @@ class EarlierOwner(HastyOwner):
 
 
 @pytest.mark.parametrize("task", ["", "Raises"])
-def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: str) -> None:
+def test_job_resumed_before_a_late_hold_continues(bench: Bench, task: str) -> None:
     bench.submit("bad", task)
     bench.log.faulty = "" if task else updates_topic("bad")
     owner = EarlierOwner(bench.log)
@@ -419,18 +418,18 @@ def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: s
     owner.look = replica.look
 
     replica.look()
-    until(lambda: owner.look is None, "it was held and resumed")
+    until(lambda: owner.look is None, "the job was held and resumed")
 
     # The replica tries again, and the task raises again.
     if task:
-        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
+        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "the job is held")
     else:
-        replica.look_until(lambda: replica.leads("bad"), "it leads")
+        replica.look_until(lambda: replica.leads("bad"), "the replica leads the job")
     actions = [each.action for each in bench.job_store.get("bad").changes]
     assert actions == ["submitted", "held", "resumed", *["held"] * bool(task)]
 
 
-def test_a_redis_that_refuses_us_holds_nothing(
+def test_redis_that_refuses_commands_does_not_hold_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = [True]
@@ -449,9 +448,11 @@ def test_a_redis_that_refuses_us_holds_nothing(
     def faults() -> float:
         return sample("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0
 
-    until(lambda: faults() > loop.FAULTS, "it tries and tries")
+    until(lambda: faults() > loop.FAULTS, "the replica retries")
     refused[0] = False
-    until(lambda: bench.board("innocent").get_leader_status() is not None, "it leads")
+    until(
+        lambda: bench.board("innocent").get_leader_status() is not None, "the replica leads the job"
+    )
     assert bench.job_store.get("innocent").wanted == "running"
 
 

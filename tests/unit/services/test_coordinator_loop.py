@@ -99,10 +99,10 @@ class Bench:
         self.record = self.job_store.submit(parse_job(JOB + options))
         self.leader = MemoryReplica(self.log, self.redis, "c1", blobs=blobs)
         self.leader.look()
-        until(lambda: self.leader.leads(NAME), "it leads")
+        until(lambda: self.leader.leads(NAME), "a replica leads")
         self.other = MemoryReplica(self.log, self.redis, "c2")
         self.other.look()
-        until(lambda: self.other.takes_part_in(NAME), "it stands by")
+        until(lambda: self.other.takes_part_in(NAME), "the other replica is a candidate")
         self.later = list[MemoryReplica]()
 
     def both(self) -> tuple[MemoryReplica, MemoryReplica]:
@@ -121,11 +121,11 @@ def bench() -> Iterator[Bench]:
         yield bench
 
 
-def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
+def test_deleted_job_ends_on_all_replicas_and_stays_deleted(bench: Bench) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.job_store.delete(NAME)
     for replica in bench.both():
-        replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
+        replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "the job has ended")  # type: ignore[misc]
     assert bench.job_store.read() == {}
 
 
@@ -136,7 +136,7 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
     blobs = BlockedBlobs()
     with closing(Bench(blobs=blobs)) as bench:
         bench.job_store.patch(NAME, "enough", wanted="stopped")
-        bench.leader.look_until(blobs.begun.is_set, "it writes the last checkpoint")
+        bench.leader.look_until(blobs.begun.is_set, "the leader writes the last checkpoint")
         bench.job_store.delete(NAME)
         bench.leader.look()
         leases = list[tuple[str, float] | None]()
@@ -146,66 +146,67 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
                 leases.append(lease)
             return len(leases) > 3
 
-        until(renewed, "its lease is renewed")
+        until(renewed, "the lease is renewed")
         assert len({lease and lease[0] for lease in leases}) == 1
         assert bench.leader.takes_part_in(NAME)
         blobs.may_end.set()
-        bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
+        bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "the job has ended")
 
 
-def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> None:
+def test_replicas_leave_a_job_whose_name_a_later_job_took(bench: Bench) -> None:
     later = replace(bench.record, submitted_s=bench.record.submitted_s + 1.0)
     for replica in bench.both():
         replica.jobs.follow({NAME: later})
     for replica in bench.both():
-        until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
+        until(lambda each=replica: not each.takes_part_in(NAME), "the job has ended")  # type: ignore[misc]
 
 
-def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
+def test_stopped_job_ends_and_is_led_again_after_resume(bench: Bench) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
-    bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
+    bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "the job has ended")
     bench.job_store.patch(NAME, "not enough", wanted="running")
-    bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads again")
+    bench.leader.look_until(lambda: bench.leader.leads(NAME), "the replica leads again")
 
 
-def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
+def test_closing_replica_releases_the_lease_at_once(bench: Bench) -> None:
     bench.leader.close()
-    until(lambda: bench.other.leads(NAME), "the other one leads")
+    until(lambda: bench.other.leads(NAME), "the other replica leads")
 
 
-def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
-    end = bench.log.bounds(UPDATES).end  # after the first leader's Lead
-    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+def test_candidate_reads_updates_only_from_the_last_snapshot_on(bench: Bench) -> None:
+    # This position is after the first leader's Lead.
+    end = bench.log.bounds(UPDATES).end
+    until(lambda: len(bench.board.snapshots()) == 1, "the first leader has a snapshot")
     bench.leader.close()
-    until(lambda: len(bench.board.snapshots()) == 2, "the next one, too")
+    until(lambda: len(bench.board.snapshots()) == 2, "the next leader has a snapshot")
     bench.log.begun.clear()
     bench.later.append(MemoryReplica(bench.log, bench.redis, "c3"))
     bench.other.close()
-    bench.later[0].look_until(lambda: bench.later[0].leads(NAME), "the last one leads")
+    bench.later[0].look_until(lambda: bench.later[0].leads(NAME), "the last replica leads")
     assert min(each.offset for each in bench.log.begun if each.place == UPDATES) > end
 
 
-def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench: Bench) -> None:
-    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+def test_candidate_reads_claims_only_once(bench: Bench) -> None:
+    until(lambda: len(bench.board.snapshots()) == 1, "the first leader has a snapshot")
     lead = bench.log.bounds(UPDATES).end
     bench.log.begun.clear()
     bench.leader.close()
-    until(lambda: len(bench.board.snapshots()) == 2, "the next one leads")
+    until(lambda: len(bench.board.snapshots()) == 2, "the next leader has a snapshot")
     claims = Partition(control_topic(NAME), 0)
     assert [each for each in bench.log.begun if each.place == claims] == [Begun(claims, 0, lead)]
 
 
-def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
+def test_earlier_deadline_stops_a_running_job(bench: Bench) -> None:
     beat(bench, "w1")
     bench.job_store.patch(NAME, "no money left", changed={"deadline_s": 1e-3})
     bench.leader.look_until(
-        lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has come"
+        lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has passed"
     )
     record = bench.job_store.get(NAME)
     assert (record.reason, record.revision) == ("its deadline has come", 1)
 
 
-def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
+def test_protocol_settings_follow_the_job_record(bench: Bench) -> None:
     changed = bench.job_store.patch(NAME, "", changed={"group_size": 7, "learning_rate": 0.5})
     settings = protocol_settings(changed)
     assert (settings.mode.group_size, settings.bound) == (7, 14)
@@ -218,7 +219,7 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert protocol_settings(scheduled).schedule == RateSchedule("step", 2, 9, 0.5)
 
 
-def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
+def test_need_of_more_workers_is_logged_when_it_begins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def log_lines() -> int:
@@ -227,14 +228,14 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
     with closing(Bench("waiting_batches: 2\nsynchronisation: {mode: stale}\n")) as bench:
         beat(bench, "w1")
         beat(bench, "w2")
-        until(lambda: live(bench) == 2, "both are seen")
+        until(lambda: live(bench) == 2, "both workers are seen")
         metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
-        until(lambda: busy() == 1.0, "they are busy, as far as is known")
+        until(lambda: busy() == 1.0, "the workers are busy")
         # On a busy machine, the leader may have seen the first worker alone.
         before = log_lines()
         beat(bench, "w2", "leaving")
-        until(lambda: log_lines() == before + 1, "it is told")
+        until(lambda: log_lines() == before + 1, "the window is logged as too small")
 
 
 def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
@@ -243,17 +244,17 @@ def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> 
     bench.board.beat(WorkerId(worker), status, 60.0, digest)
 
 
-def test_worker_of_another_model_is_reported_once_and_gets_no_work(
+def test_worker_with_another_model_is_reported_once_and_gets_no_work(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     beat(bench, "w1")
     beat(bench, "w2", digest="0" * 16)
-    until(lambda: live(bench) == 1, "one of them is seen")
+    until(lambda: live(bench) == 1, "one worker is seen")
     status = bench.board.get_leader_status()
     assert status is not None
     assert status.left_out.keys() == {"w2"}
     beat(bench, "w3")
-    until(lambda: live(bench) == 2, "another one is seen")
+    until(lambda: live(bench) == 2, "another worker is seen")
     said = [fields_of(each) for each in caplog.records if each.msg == "worker_left_out"]
     assert [each["worker"] for each in said] == ["w2"]
     assert "layout 0000000000000000, expected" in str(said[0]["reason"])
@@ -261,7 +262,7 @@ def test_worker_of_another_model_is_reported_once_and_gets_no_work(
 
 def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     """Return a hot snapshot of the leader in force, with another name for its first layer."""
-    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+    until(lambda: len(bench.board.snapshots()) == 1, "the first leader has a snapshot")
     (data,) = bench.board.snapshots()
     snapshot = from_bytes(data).snapshot
     own = trainer_of(bench.record.spec, ())()
@@ -274,7 +275,7 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     return to_bytes(saved, bench.job_store.get(NAME).seal)
 
 
-def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version_0(
+def test_trained_hot_snapshot_of_another_model_holds_the_job(
     bench: Bench,
 ) -> None:
     # c1 trains version 1 and ends; c2 builds another model, and nothing is in storage
@@ -289,7 +290,7 @@ def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version
         writer.append(UPDATES.topic, encode_audit(update))
     bench.redis.jobs[NAME].snapshots[epoch] = other
     later = lead_on(bench, "c3")
-    later.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    later.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert "at place 1 it has the parameter '2.weight' (16, 1, 3, 3) float32, but the" in reason
     assert "--after-loss --from-start` begins again with version 0" in reason
@@ -300,13 +301,17 @@ def live(bench: Bench) -> int:
     return 0 if status is None else status.live
 
 
-def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:
-    bench.other.close()  # it could take the lease first
+def test_leader_reacquires_a_lease_that_redis_lost(bench: Bench) -> None:
+    # Otherwise it could acquire the lease first.
+    bench.other.close()
     before = bench.board.get_leader_status()
     assert before is not None
     bench.redis.restart()
-    until(lambda: bench.board.get_leader_status() is not None, "its status is there again")
-    until(bench.board.is_leased, "the lease, too")
+    until(
+        lambda: bench.board.get_leader_status() is not None,
+        "the leader has written its status again",
+    )
+    until(bench.board.is_leased, "the leader has its lease again")
     leader_status = bench.board.get_leader_status()
     assert leader_status is not None
     assert leader_status.epoch == before.epoch
@@ -330,7 +335,7 @@ def litter_claims(bench: Bench) -> None:
         snapshots = [from_bytes(data).snapshot for data in bench.board.snapshots()]
         return any(each.control_position == 3 for each in snapshots)
 
-    bench.leader.look_until(contained, "a snapshot contains them")
+    bench.leader.look_until(contained, "a snapshot contains the records")
 
 
 def lead_on(bench: Bench, name: str) -> MemoryReplica:
@@ -341,7 +346,7 @@ def lead_on(bench: Bench, name: str) -> MemoryReplica:
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_before(
+def test_topic_that_lost_records_and_grew_again_holds_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, place: Partition
 ) -> None:
     # control  0 1 2 | lost, and others in their places: the log is longer than before
@@ -354,30 +359,30 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
     )
 
     later = lead_on(bench, "c3")
-    later.look_until(lambda: bench.job_store.get(NAME).held, "nothing of the snapshot is left")
+    later.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
-    later.look_until(lambda: later.leads(NAME), "it leads from version 0")
+    later.look_until(lambda: later.leads(NAME), "the replica leads from version 0")
 
 
 @pytest.mark.parametrize("count", [0, 9], ids=["empty", "longer"])
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
+def test_recreated_topic_of_the_job_holds_it_until_resumed_from_start(
     bench: Bench, place: Partition, count: int
 ) -> None:
     litter_claims(bench)
     bench.log.recreate(place.topic)
     litter(bench.log, place, count)
 
-    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} was deleted and created anew" in reason
     assert f"`doll job resume {NAME} --after-loss`" in reason
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss())
-    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "no snapshot is covered")
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held again")
     reason = bench.job_store.get(NAME).reason
     assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in reason
     bench.job_store.patch(NAME, "from the start, then", after_loss=AfterLoss(from_start=True))
@@ -386,11 +391,11 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
-def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
+def test_resume_from_start_recreates_a_deleted_topic_of_the_job(
     bench: Bench, place: Partition
 ) -> None:
     bench.log.delete_topics([place.topic])
-    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} of this job does not exist" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
@@ -407,4 +412,4 @@ def until_led(bench: Bench) -> None:
             replica.look()
         return any(replica.leads(NAME) for replica in bench.both())
 
-    until(led, "one of them leads")
+    until(led, "one replica leads")

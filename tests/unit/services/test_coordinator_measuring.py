@@ -90,13 +90,14 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_a_round_is_reported_by_its_stages() -> None:
+def test_round_time_is_reported_by_stage() -> None:
     # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
-    # told     ─gradients│────── apply ──────────│ wait: 0
+    # reported ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
-    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one arrived
+    # The stage ends when the last gradient arrives.
+    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0
     assert bench.sample("round_seconds_sum", stage="apply") == 3.0
     assert bench.sample("round_seconds_sum", stage="wait") == 0.0
     bench.compute()
@@ -108,7 +109,7 @@ def test_a_round_is_reported_by_its_stages() -> None:
     assert bench.sample("round_seconds_sum", stage="wait") == 11.0
 
 
-def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
+def test_update_is_reported_with_its_batches_records_and_results() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -123,7 +124,7 @@ def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
     assert bench.measuring.gradient_s == pytest.approx(0.1)
 
 
-def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
+def test_number_of_training_metric_series_is_limited() -> None:
     bench = leading()
     bench.announce(A, B)
     many = {f"m{number:03}": MetricSum(1.0, 1) for number in range(500)}
@@ -136,7 +137,7 @@ def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
     assert sum(bench.sample("training_metric", metric=n) is not None for n in names) == MOST_METRICS
 
 
-def test_a_short_update_is_reported_with_its_reason() -> None:
+def test_short_update_is_reported_with_its_reason() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.announce(A)
     bench.tick(2.0)
@@ -146,26 +147,28 @@ def test_a_short_update_is_reported_with_its_reason() -> None:
     assert bench.sample("update_batches_total") == 1.0
 
 
-def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_once() -> None:
+def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_span() -> None:
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0
-    bench.see(A)  # B is dead
+    # Worker B is dead.
+    bench.see(A)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
     assert bench.sample("batches_redispatched_total") == 1.0
     assert len(bench.tracer.named("batch.wait")) == 2
 
 
-def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
+def test_record_age_is_that_of_the_newest_record_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    bench.arrive(0.0, 0.0)  # no time from Kafka
+    # Kafka reports no time.
+    bench.arrive(0.0, 0.0)
     bench.compute()
     assert bench.sample("record_age_seconds_count") == 1.0
     assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
 
 
-def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
+def test_oldest_claims_beyond_the_limit_have_no_record_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measuring, "MOST_CLAIMS", 1)
@@ -180,7 +183,7 @@ def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
 # --- claims and gradients that do not count ------------------------------------------------------
 
 
-def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
+def test_claims_are_counted_as_accepted_or_refused() -> None:
     bench = leading()
     claim = ready(A, span(P, 0, 10))
     bench.read_control(claim, claim, None, ready(B, span(P, 10, 20)))
@@ -188,7 +191,7 @@ def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
     assert bench.sample("claims_refused_total") == 2.0
 
 
-def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
+def test_gradient_staleness_is_reported_whether_or_not_it_counts() -> None:
     bench = leading()
     bench.announce(A, B)
     orders, model = bench.orders, bench.model
@@ -205,7 +208,7 @@ def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     assert bench.sample("replies_refused_total", kind="gradient") == 3.0
 
 
-def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
+def test_failure_counts_as_refused_only_after_its_round_is_over() -> None:
     bench = leading()
     bench.announce(A, B)
     failed = Failed(A, bench.model, (0,), "unreadable")
@@ -218,7 +221,7 @@ def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
     assert bench.sample("replies_refused_total", kind="failed") == 1.0
 
 
-def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
+def test_quarantined_batch_is_reported_with_its_reason() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.feed(events.RepliesRead((Failed(A, bench.model, (0,), "expired"),)))
@@ -231,7 +234,7 @@ def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
 OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
 
 
-def test_former_leader_reports_nothing_that_its_successor_reports() -> None:
+def test_former_leader_reports_no_metrics_of_a_leader() -> None:
     bench = leading()
     assert bench.sample("leading") == 1.0
     bench.announce(A, B, A)
@@ -244,18 +247,19 @@ def test_former_leader_reports_nothing_that_its_successor_reports() -> None:
     assert bench.sample("leading") == 0.0
     assert {name: bench.sample(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
     assert bench.sample("training_metric", metric="right") is None
-    assert not bench.measuring.saw_streams(epoch, figures), "its watch may still look around"
+    assert not bench.measuring.saw_streams(epoch, figures), "its watch may still run"
     assert bench.sample("stream_records_total", stream="s") is None
     assert bench.sample("stability_ratio", bound="necessary") is None
     assert bench.sample("updates_total") == 1.0
 
 
-def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
+def test_synchronisation_mode_and_its_switches_are_reported() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
     assert bench.sample("synchronisation", mode="synchronous") == 1.0
-    assert bench.sample("group_size_batches") == 1.0  # the job's own K
+    # It is the K of the job.
+    assert bench.sample("group_size_batches") == 1.0
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
         bench.measuring.updated(update)
@@ -265,7 +269,7 @@ def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
     assert bench.sample("synchronisation_switches_total") == 1.0
 
 
-def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> None:
+def test_worker_metrics_show_speed_and_share_in_a_limited_number_of_series() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -279,7 +283,7 @@ def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> N
     assert figures["w7"].share == 4 / (RECENT_GRADIENTS + 3)
 
 
-def test_a_leader_says_where_it_stands() -> None:
+def test_leader_reports_its_state() -> None:
     bench = leading()
     bench.announce(A, B, A)
     bench.tick(bench.now + 1.0)
@@ -293,7 +297,7 @@ def test_a_leader_says_where_it_stands() -> None:
     }
 
 
-def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
+def test_replica_that_leads_again_continues_its_counters() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
@@ -305,7 +309,7 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     assert bench.sample("epoch") == 3.0
 
 
-def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes_it() -> None:
+def test_held_job_is_reported_by_the_replica_that_held_it_until_resumed() -> None:
     bench = leading()
     bench.feed(events.HoldRequired("a log is shorter than it was"))
     assert (bench.sample("job_held"), bench.sample("leading")) == (1.0, 0.0)
@@ -316,7 +320,7 @@ def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes
     assert bench.sample("job_held") is None
 
 
-def test_a_job_that_a_person_pauses_rests_and_is_not_held() -> None:
+def test_paused_job_is_reported_as_paused_and_not_held() -> None:
     bench = leading()
     bench.feed(events.WantedChanged("paused"))
     assert (bench.sample("job_paused"), bench.sample("job_held")) == (1.0, 0.0)

@@ -35,7 +35,7 @@ def ends(arrived: int) -> dict[Partition, int]:
     return {PLACES[0]: 100 + arrived, PLACES[1]: 0}
 
 
-def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
+def test_demand_contains_the_job_its_backlog_and_its_limits() -> None:
     job = spec(weight=2.5)
     demand = DemandMeter(FIRST).demand(job, leader_status(40), ends(100), 7.0, 2, runs=True)
 
@@ -44,7 +44,7 @@ def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
     assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # still unknown
 
 
-def test_each_publication_has_a_number_of_its_own() -> None:
+def test_demand_has_a_new_number_in_each_publication() -> None:
     meter = DemandMeter(FIRST)
     numbers = [
         meter.demand(spec(), leader_status(0), ends(0), now, 2, runs=True).number
@@ -68,7 +68,7 @@ def test_each_publication_has_a_number_of_its_own() -> None:
         (1, 0, (0.5, 0.5), 1),
     ],
 )
-def test_what_no_update_can_be_made_of_needs_nobody(
+def test_backlog_excludes_records_that_cannot_fill_an_update(
     unclaimed: int, waiting: int, lingers: tuple[float | None, float | None], backlog: int
 ) -> None:
     batch_linger_s, group_linger_s = lingers
@@ -77,14 +77,14 @@ def test_what_no_update_can_be_made_of_needs_nobody(
     assert backlog_of(job, unclaimed, waiting, 2) == backlog
 
 
-def test_a_smaller_group_in_force_than_the_jobs_own_is_enough() -> None:
+def test_backlog_uses_the_group_size_in_force() -> None:
     job = spec(group_size=24)
 
     assert backlog_of(job, unclaimed=0, waiting=4, group_size=24) == 0
     assert backlog_of(job, unclaimed=0, waiting=4, group_size=4) == 8
 
 
-def test_arrivals_are_those_of_the_last_seconds() -> None:
+def test_arrival_rate_covers_only_the_last_seconds() -> None:
     # second   0   1    2..12
     # arrived  0   500  500      a burst, and then nothing
     meter = DemandMeter(FIRST)
@@ -98,7 +98,7 @@ def test_arrivals_are_those_of_the_last_seconds() -> None:
     assert rates[11] == rates[12] == 0.0
 
 
-def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_claim() -> None:
+def test_worker_rate_is_measured_while_records_wait() -> None:
     meter = DemandMeter(FIRST)
     demands = [
         meter.demand(
@@ -110,7 +110,7 @@ def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_cla
     assert [demand.worker_records_per_s for demand in demands] == pytest.approx([0.0, *[100.0] * 5])
 
 
-def test_workers_that_wait_for_records_are_not_slow() -> None:
+def test_worker_rate_is_not_measured_while_workers_wait_for_records() -> None:
     # 50 records/s arrive. An open batch of each worker and one group are not claimed yet.
     meter = DemandMeter(FIRST)
     for now in range(10):
@@ -121,7 +121,7 @@ def test_workers_that_wait_for_records_are_not_slow() -> None:
     assert demand.worker_records_per_s == 0.0
 
 
-def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
+def test_unserved_time_counts_while_a_running_job_has_work_but_no_workers() -> None:
     # second   0     1     2     3     4     5
     # live     1     0     0     0     1     0
     # runs     yes   yes   yes   yes   yes   no
@@ -140,7 +140,7 @@ def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
     assert drained.unserved_s == 0.0
 
 
-def test_a_job_that_rents_machines_says_how_many_its_owner_wants() -> None:
+def test_demand_of_provisioned_job_contains_its_target_of_workers() -> None:
     text = JOB + "provisioning: {workers: 3}\nstop: {updates: 9, deadline_s: 60}\n"
     demand = DemandMeter(FIRST).demand(
         parse_job(text), leader_status(0), ends(9), 0.0, 2, runs=True

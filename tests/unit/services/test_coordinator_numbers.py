@@ -127,7 +127,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made.replica.close()
 
 
-def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) -> None:
+def test_coordinator_counts_each_record_claim_and_reply_by_outcome(bench: Bench) -> None:
     # claims   [0:2]  [2:5] but 2   [0:2] again   [5:7]
     # round      1       2             refused      3: expired
     bench.await_sample(0.0, "stream_records_total", stream=STREAM)
@@ -190,8 +190,10 @@ def test_leader_reports_every_metric_of_a_coordinator(
     bench.claim(0, 2)
     trigger = bench.trigger()
     bench.send(bench.gradient(trigger.model, trigger.orders[0]))
-    until(lambda: bench.sample("stability_ratio", bound="necessary") is not None, "it is known")
-    until(lambda: bench.sample("checkpoint_age_seconds") is not None, "it is known")
+    until(
+        lambda: bench.sample("stability_ratio", bound="necessary") is not None, "the sample exists"
+    )
+    until(lambda: bench.sample("checkpoint_age_seconds") is not None, "the sample exists")
     families = bench.metrics.registry.collect()
     present = {
         family.name + "_total" * (family.type == "counter") for family in families if family.samples
@@ -199,7 +201,7 @@ def test_leader_reports_every_metric_of_a_coordinator(
     assert present >= OWN - OF_GROUPS
 
 
-def test_replica_that_takes_no_part_any_more_reports_nothing_of_the_job(bench: Bench) -> None:
+def test_closed_replica_reports_no_metrics_of_the_job(bench: Bench) -> None:
     bench.await_sample(1.0, "leading")
     bench.replica.close()
     assert NAME not in bench.metrics.exposed().decode()

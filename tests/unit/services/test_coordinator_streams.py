@@ -49,7 +49,7 @@ GONE = Partition("clinic-b", 0)
 # --- numbers alone ---------------------------------------------------------------------------
 
 
-def test_arrivals_are_averaged_over_the_last_minute() -> None:
+def test_arrival_rate_is_averaged_over_the_last_minute() -> None:
     # at s       0    5   10   ...   60   65
     # records    0   50  100   ...  600  600      10/s, then nothing
     arrivals = ArrivalMeter()
@@ -61,7 +61,7 @@ def test_arrivals_are_averaged_over_the_last_minute() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 1000)), min_size=1, max_size=60))
-def test_a_mean_is_at_most_the_fastest_and_never_below_zero(
+def test_mean_arrival_rate_is_between_zero_and_the_fastest_step(
     steps: list[tuple[float, int]],
 ) -> None:
     arrivals, now, total, fastest = ArrivalMeter(), 0.0, 0, 0.0
@@ -74,14 +74,14 @@ def test_a_mean_is_at_most_the_fastest_and_never_below_zero(
         assert mean is None or 0.0 <= mean <= fastest * (1 + 1e-9) + 1e-9
 
 
-def test_records_are_added_up_by_stream_from_the_first_position_on() -> None:
+def test_stream_records_are_summed_by_stream_from_the_first_position() -> None:
     other = Partition("clinic-b", 0)
     first = {A: 100, B: 0, other: 5}
     assert by_stream(first, {A: 150, B: 7, other: 5}) == {"clinic-a": 57, "clinic-b": 0}
     assert by_stream(first, {A: 90}) == {"clinic-a": 0, "clinic-b": 0}
 
 
-def test_both_bounds_of_stability_are_those_of_proposition_1() -> None:
+def test_stability_ratios_match_proposition_1() -> None:
     # 100 records/s, b = 10: 10 batches/s of 0.2 s each; 4 workers, K = 8: 2 each in 0.8 s
     sufficient, necessary = ratios(100.0, 4, (10, 8), 0.2)
     assert sufficient == pytest.approx(2.0)
@@ -92,7 +92,7 @@ def test_both_bounds_of_stability_are_those_of_proposition_1() -> None:
     ("arrivals_per_s", "live", "gradient_s"),
     [(None, 4, 0.2), (0.0, 4, 0.2), (100.0, 0, 0.2), (100.0, 4, None), (100.0, 4, 0.0)],
 )
-def test_of_what_is_not_known_no_ratio_is_reported(
+def test_stability_ratio_with_unknown_input_is_none(
     arrivals_per_s: float | None, live: int, gradient_s: float | None
 ) -> None:
     assert ratios(arrivals_per_s, live, (10, 8), gradient_s) == (None, None)
@@ -163,7 +163,7 @@ def test_watch_reports_arrivals_lag_and_stability(bench: Bench) -> None:
     bench.produce(40)
     bench.watch.turn()
     assert bench.sample("stream_lag_records", stream="clinic-a") == 40.0
-    assert bench.sample("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
+    assert bench.sample("stability_ratio", bound="sufficient") is None, "no gradient was reported"
     update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
     bench.measuring.done(do.Apply(1, update, None), 0.0, 0.0)
     bench.stand(claimed=30, live=2)
@@ -176,7 +176,7 @@ def test_watch_reports_arrivals_lag_and_stability(bench: Bench) -> None:
     assert bench.sample("stability_ratio", bound="necessary") == pytest.approx(0.2)
 
 
-def test_while_kafka_is_away_nothing_is_reported(bench: Bench) -> None:
+def test_watch_reports_no_stream_metrics_while_kafka_is_unavailable(bench: Bench) -> None:
     bench.lead()
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 0.0
@@ -189,7 +189,7 @@ def test_while_kafka_is_away_nothing_is_reported(bench: Bench) -> None:
     assert bench.sample("stream_records_total", stream="clinic-a") == 3.0
 
 
-def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> None:
+def test_deleted_stream_of_one_job_does_not_affect_other_jobs(bench: Bench) -> None:
     metrics = CoordinatorMetrics()
     other = MetricsObserver(
         parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer()
@@ -205,7 +205,7 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
         metrics.registry.get_sample_value("doll_stream_records_total", {"stream": "clinic-a"})
         is None
     )
-    assert gone == [], "one look may be mistaken"
+    assert gone == [], "one poll may be wrong"
     bench.clock.advance(60.0)
     bench.watch.turn()
     [reason] = gone
@@ -213,7 +213,7 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     assert bench.lost == []
 
 
-def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> None:
+def test_stream_is_not_considered_deleted_while_kafka_is_unavailable(bench: Bench) -> None:
     bench.lead()
     bench.log.go_away()
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> Non
     assert bench.lost == []
 
 
-def test_a_stream_that_lost_records_is_reported_once_it_is_sure(
+def test_stream_that_lost_records_is_reported_after_a_waiting_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # clinic-a[0]: 9 records, claimed up to 9; then it ends at 5, and is written on
@@ -237,7 +237,7 @@ def test_a_stream_that_lost_records_is_reported_once_it_is_sure(
     bench.clock.advance(SURE_S / 2)
     bench.produce(16)
     bench.watch.turn()
-    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, False), "an election, perhaps"
+    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, False), "this may be an election"
     bench.clock.advance(SURE_S / 2)
     bench.watch.turn()
     start = LogPosition(5, bench.topic_id, 0)
@@ -246,7 +246,7 @@ def test_a_stream_that_lost_records_is_reported_once_it_is_sure(
     assert bench.lost == [], "the leader decides"
 
 
-def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
+def test_log_that_recovers_its_end_in_time_is_not_reported_as_shortened(bench: Bench) -> None:
     bench.lead()
     bench.produce(5)
     bench.stand(claimed=9, live=1)
@@ -260,9 +260,7 @@ def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("records", [1, 9])
-def test_a_stream_that_was_created_anew_is_reported_however_long_it_is(
-    bench: Bench, records: int
-) -> None:
+def test_recreated_stream_is_reported_whatever_its_length(bench: Bench, records: int) -> None:
     bench.lead()
     bench.produce(3)
     bench.stand(claimed=3, live=1)
@@ -278,7 +276,7 @@ def test_a_stream_that_was_created_anew_is_reported_however_long_it_is(
     }
 
 
-def test_of_the_streams_of_an_older_programs_job_only_this_process_knows_what_they_were(
+def test_recreated_stream_without_recorded_topic_id_ends_the_leadership(
     bench: Bench,
 ) -> None:
     bench.topic_id = ""
@@ -293,7 +291,7 @@ def test_of_the_streams_of_an_older_programs_job_only_this_process_knows_what_th
     assert "--from digits" in reason
 
 
-def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) -> None:
+def test_job_without_work_and_workers_is_polled_less_often(bench: Bench) -> None:
     # second   0      1      2
     # looks    yes    no     yes
     bench.lead()
@@ -307,11 +305,14 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 9.0
     bench.produce(1)
-    bench.watch.turn()  # now the worker has work
+    # Now there is work, so every turn polls.
+    bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 
-def test_looks_that_take_long_are_seldom(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_that_take_long_are_made_less_often(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks, describe = list[float](), bench.log.describe
 
     def slow(topics: set[str]) -> dict[str, FoundTopic]:
@@ -328,16 +329,16 @@ def test_looks_that_take_long_are_seldom(bench: Bench, monkeypatch: pytest.Monke
     assert looks == [0.0, 5.0, 10.0, 15.0]
 
 
-def test_what_is_forgotten_is_not_looked_at(bench: Bench) -> None:
+def test_forgotten_job_is_not_polled(bench: Bench) -> None:
     bench.lead()
     bench.watch.turn()
     bench.watch.forget(NAME)
     bench.produce(1)
     bench.watch.turn()
-    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0, "it was forgotten"
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0, "the job was forgotten"
 
 
-def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
+def test_watch_publishes_the_demand_of_each_job_every_second(bench: Bench) -> None:
     bench.lead()
     assert bench.watch.turn() == PUBLISH_S
     # The claimed offsets are unknown yet.
@@ -357,7 +358,7 @@ def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
     assert second == msgspec.structs.replace(first, number=first.number + 1)
 
 
-def test_less_is_work_where_updates_are_made_of_less_than_the_jobs_own_group(bench: Bench) -> None:
+def test_demand_follows_the_group_size_in_force(bench: Bench) -> None:
     bench.lead()
     bench.measuring.spec = spec = bench.measuring.spec.model_copy(update={"group_size": 4})
     records = spec.batch_size
@@ -374,7 +375,7 @@ def test_less_is_work_where_updates_are_made_of_less_than_the_jobs_own_group(ben
     assert backlogs == [0, records]
 
 
-def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
+def test_demand_of_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=3, live=1)
     bench.measuring.observe(events.WantedChanged("paused"), 0.0)
@@ -385,9 +386,9 @@ def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     assert not demand.runs
 
 
-def test_job_without_workers_learns_at_which_jobs_they_are(bench: Bench) -> None:
-    # worker       at b   says nothing any more
-    # told         at b   that it is there      nothing
+def test_job_without_workers_shows_which_job_has_them(bench: Bench) -> None:
+    # worker       at b                   publishes nothing more
+    # shown        the worker is at b     nothing
     bench.lead()
     bench.stand(claimed=3, live=0)
     bench.produce(10)
@@ -403,7 +404,7 @@ def test_job_without_workers_learns_at_which_jobs_they_are(bench: Bench) -> None
         assert board.unable() == {}
 
 
-def test_job_with_workers_or_without_records_gets_no_turn(bench: Bench) -> None:
+def test_job_with_workers_or_without_records_does_not_report_waiting(bench: Bench) -> None:
     bench.lead()
     bench.roster.put([WorkerPlacement("w1", job="b")])
     for claimed, live in ((10, 0), (3, 1)):
@@ -415,7 +416,7 @@ def test_job_with_workers_or_without_records_gets_no_turn(bench: Bench) -> None:
         assert board.unable() == {}
 
 
-def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
+def test_watch_continues_while_redis_is_unavailable(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=3, live=1)
     bench.redis.kill()
@@ -430,7 +431,7 @@ def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
 # --- partitions that are added ----------------------------------------------------------------
 
 
-def test_partitions_that_are_added_are_reported_and_their_records_lag(
+def test_partitions_added_to_a_stream_are_reported_and_counted_as_lag(
     bench: Bench,
 ) -> None:
     bench.lead()

@@ -57,7 +57,7 @@ def delivered(log: MemoryLog) -> list[LogRecord]:
     return log.tail(DEAD_LETTERS, 0).read(10_000, 0.0)
 
 
-def test_a_dead_letter_says_where_its_record_is_and_why() -> None:
+def test_dead_letter_contains_position_and_reason() -> None:
     dead_letter = encode_dead_letter("j", TORN, 8, b"value", "ID")
     key = b"j/ID/clicks[0]@8"
     assert (dead_letter.topic, dead_letter.key, dead_letter.value) == ("clicks.dlq", key, b"value")
@@ -71,7 +71,7 @@ def test_a_dead_letter_says_where_its_record_is_and_why() -> None:
     }
 
 
-def test_batch_has_a_dead_letter_for_each_of_its_spans() -> None:
+def test_dead_letters_of_a_batch_are_one_per_span() -> None:
     batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
     record = Quarantined(0, batch, "poison: " + "x" * 10**6)
     encoded = list(encode_dead_letters("j", record, {Partition("views", 2): "ID"}))
@@ -85,7 +85,7 @@ def test_batch_has_a_dead_letter_for_each_of_its_spans() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_dead_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_was(
+def test_shortened_dead_letter_keeps_a_prefix_and_the_original_size(
     value: bytes,
 ) -> None:
     dead_letter: EncodedDeadLetter | None = encode_dead_letter("j", TORN, 7, value)
@@ -107,9 +107,7 @@ def test_dead_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_wa
     [(None, 700_000), (600_000, 450_000), (1_000, 750), (10, 0)],
     ids=["the client's limit", "the topic's limit", "a small limit", "no room but for the address"],
 )
-def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
-    limit: int | None, least: int
-) -> None:
+def test_too_large_dead_letter_is_shortened_to_the_limit(limit: int | None, least: int) -> None:
     # Java producers write up to 1,048,576 bytes; this project's clients write at most 1,000,000.
     log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
     encoded = [
@@ -126,7 +124,7 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
     assert value.startswith(cut.value)
 
 
-def test_a_dead_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
+def test_dead_letter_to_a_deleted_topic_raises() -> None:
     log, encoded = kafka(), [encode_dead_letter("j", TORN, 7, b"value")]
     log.delete_topics(["clicks.dlq"])
     with pytest.raises((DeliveryError, UnknownTopicError)) as raised:
@@ -134,7 +132,7 @@ def test_a_dead_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() 
     assert not isinstance(raised.value, RecordTooLargeError)
 
 
-def test_dead_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> None:
+def test_dead_letters_not_delivered_in_time_are_not_reported_as_delivered() -> None:
     log = kafka()
     writer = log.writer()
     log.go_away()
@@ -161,7 +159,7 @@ class CountingSpans:
 
 
 @given(st.dictionaries(st.integers(0, 5 * READ_RECORDS), st.sampled_from("abc"), min_size=1))
-def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
+def test_bad_records_are_read_back_in_few_reads_regardless_of_reason(
     bad: dict[int, str],
 ) -> None:
     log = kafka()
@@ -182,7 +180,7 @@ def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
     assert len(spans.asked) <= 6
 
 
-def test_of_records_that_expired_the_address_is_left() -> None:
+def test_dead_letter_of_an_expired_record_contains_only_its_address() -> None:
     log = kafka()
     writer = log.writer()
     for _ in range(20):
@@ -196,7 +194,7 @@ def test_of_records_that_expired_the_address_is_left() -> None:
     assert encoded[0].value is None
 
 
-def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_to_it() -> None:
+def test_deleted_dead_letter_topic_is_recreated_by_the_next_write() -> None:
     # clicks.dlq   @1   deleted   @2
     log, logger, faults = kafka(), event_logger("test"), list[BaseException]()
     writer = log.writer()
@@ -216,7 +214,7 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
     )
     for offset in (1, 2):
         queue.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
-        until(lambda: bool(faults) or queue.all_delivered, "it is delivered")
+        until(lambda: bool(faults) or queue.all_delivered, "the dead letter is delivered")
         assert [record.key for record in delivered(log)] == [f"job/ID/clicks[0]@{offset}".encode()]
         log.delete_topics(["clicks.dlq"])
     assert faults == []
@@ -237,7 +235,7 @@ class ForbiddenTopics(MemoryLog):
         super().create_topics(wanted)
 
 
-def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_created(
+def test_queued_dead_letters_do_not_shorten_the_retry_delay_of_topic_creation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, logger, faults = [7.0], event_logger("test"), list[BaseException]()

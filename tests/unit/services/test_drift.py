@@ -24,12 +24,12 @@ def rises(watch: ErrorWatch, rng: np.random.Generator, rates: list[float]) -> li
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
-def test_errors_that_stay_what_they_were_are_no_drift(rate: float) -> None:
+def test_constant_error_rate_is_no_drift(rate: float) -> None:
     for seed in SEEDS:
         assert rises(ErrorWatch(), np.random.default_rng(seed), [rate] * 40) == []
 
 
-def test_a_jump_is_reported_once_and_soon_with_what_errors_were_and_are() -> None:
+def test_jump_of_the_error_rate_is_reported_once_and_soon() -> None:
     for seed in SEEDS:
         rng, watch = np.random.default_rng(seed), ErrorWatch()
         assert rises(watch, rng, [0.05] * 16) == []
@@ -39,7 +39,7 @@ def test_a_jump_is_reported_once_and_soon_with_what_errors_were_and_are() -> Non
         assert rises(watch, rng, [0.9] * 16) == []
 
 
-def test_a_small_rise_is_reported_too_if_it_lasts() -> None:
+def test_small_lasting_rise_of_the_error_rate_is_reported() -> None:
     hits = 0
     for seed in SEEDS:
         rng, watch = np.random.default_rng(seed), ErrorWatch()
@@ -48,7 +48,7 @@ def test_a_small_rise_is_reported_too_if_it_lasts() -> None:
     assert hits == len(SEEDS)
 
 
-def test_a_model_that_learns_is_no_drift() -> None:
+def test_falling_error_rate_is_no_drift() -> None:
     for seed in SEEDS:
         learning = [0.9 * np.exp(-step / 8) + 0.03 for step in range(60)]
         jump = [0.9] * 8 + [0.1] * 8
@@ -56,7 +56,7 @@ def test_a_model_that_learns_is_no_drift() -> None:
             assert rises(ErrorWatch(), np.random.default_rng(seed), rates) == []
 
 
-def test_a_drift_after_learning_is_seen_against_what_was_learned() -> None:
+def test_drift_after_learning_is_measured_from_the_learned_error_rate() -> None:
     for seed in SEEDS:
         rng, watch = np.random.default_rng(seed), ErrorWatch()
         rises(watch, rng, [0.9] * 8 + [0.05] * 16)
@@ -68,7 +68,7 @@ def test_no_records_are_no_drift() -> None:
     assert ErrorWatch().feed([]) is None
 
 
-def test_an_error_is_what_accuracy_lacks_or_else_grows_with_the_loss() -> None:
+def test_error_is_derived_from_accuracy_or_else_from_loss() -> None:
     assert errors_of({"loss": [9.0, 0.0], "accuracy": [1.0, 0.0]}) == [0.0, 1.0]
     assert errors_of({"loss": [9.0, 0.0], "accuracy": [math.nan, 0.5]}) == [0.5]
     low, zero, high, lost = errors_of({"loss": [-3.0, 0.0, 50.0, float("nan")]})

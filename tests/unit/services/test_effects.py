@@ -123,7 +123,7 @@ def bench() -> Iterator[Bench]:
     bench.close()
 
 
-def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> None:
+def test_hold_is_written_after_kafka_recovers(bench: Bench) -> None:
     bench.log.go_away()
     bench.carry_out(do.Hold("a checkpoint of another model"))
     bench.log.come_back()
@@ -133,15 +133,15 @@ def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> No
         bench.effects.poll()
         return bench.job_store.get(NAME).wanted != "running"
 
-    until(is_written, "somebody is told")
+    until(is_written, "the hold is written")
     held = bench.job_store.get(NAME)
     assert (held.wanted, held.reason) == ("paused", "a checkpoint of another model")
 
 
-def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
+def test_awaited_checkpoint_is_named_in_job_state_and_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` goes on"
+    reason = f"{AWAITED}7-40, but the list is empty; run `doll job resume --after-loss`"
     bench.have_weights()
     for _ in range(2):
         bench.carry_out(do.AwaitCheckpoint(reason))
@@ -153,7 +153,7 @@ def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
     assert [fields_of(each)["reason"] for each in logged] == [expected]
 
 
-def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> None:
+def test_last_checkpoint_of_an_ending_job_is_named_in_the_updates_topic() -> None:
     bench = Bench(blobs=MemoryBlobs())
     try:
         found = bench.have_weights()
@@ -167,7 +167,7 @@ def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> N
             bench.effects.poll()
             return bench.effects.ending.finished
 
-        until(finished, "it has ended")
+        until(finished, "the leader has finished")
         topic = updates_topic(bench.job_store.get(NAME).id)
         records = [record for _, record in read_decoded(bench.log, topic, decode_audit)]
         assert records == [CheckpointStored(7, 0)]
@@ -175,7 +175,7 @@ def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> N
         bench.close()
 
 
-def test_snapshots_of_one_version_say_when_it_was_made_across_leaders(bench: Bench) -> None:
+def test_snapshot_time_of_a_version_stays_the_same_across_leaders(bench: Bench) -> None:
     snapshot = with_(bench.have_weights().snapshots[0], by=7, made_at_s=1000.0)
     bench.carry_out(do.Begin(7, snapshot))
 
@@ -193,13 +193,13 @@ def test_snapshots_of_one_version_say_when_it_was_made_across_leaders(bench: Ben
     assert published(ModelId(7, 1)) == newer_s
 
 
-def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:
+def test_finished_job_is_stopped_with_the_reason(bench: Bench) -> None:
     bench.carry_out(do.Finish("4 updates applied"))
     record = bench.job_store.get(NAME)
     assert (record.wanted, record.reason) == ("stopped", "4 updates applied")
 
 
-def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: Bench) -> None:
+def test_finish_for_an_outdated_revision_does_not_stop_the_job(bench: Bench) -> None:
     bench.job_store.patch(NAME, "no hurry", changed={"deadline_s": 9000.0})
     bench.carry_out(do.Finish("its deadline has come", 0))
     assert bench.job_store.get(NAME).wanted == "running"
@@ -208,7 +208,7 @@ def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: 
 
 
 @pytest.mark.parametrize("command", [do.Hold("diverged"), do.Finish("4 updates applied")])
-def test_a_deleted_job_stays_deleted_whatever_becomes_of_it(
+def test_hold_or_finish_leaves_a_deleted_job_deleted(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
@@ -218,7 +218,7 @@ def test_a_deleted_job_stays_deleted_whatever_becomes_of_it(
 
 
 @pytest.mark.parametrize("command", [do.Hold("diverged"), do.Finish("4 updates applied")])
-def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
+def test_hold_or_finish_does_not_affect_a_later_job_of_the_same_name(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
     bench.job_store.patch(NAME, "enough", wanted="stopped")
@@ -228,7 +228,7 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
     assert bench.job_store.get(NAME).reason == "submitted"
 
 
-def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
+def test_answer_without_news_does_not_wake_the_actor(bench: Bench) -> None:
     one, two = WorkerId("one"), WorkerId("two")
     bench.board.beat(one, "alive", 60.0)
     first = events.WorkersSeen({one: Heartbeat("alive")})
@@ -254,7 +254,7 @@ def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
     assert bench.wakes(status, events.BoardWiped())
 
 
-def test_leader_whose_triggers_are_kept_out_continues_in_another_stream_and_names_it(
+def test_leader_moves_to_another_trigger_stream_if_a_forged_id_blocks_its_own(
     bench: Bench,
 ) -> None:
     found = bench.have_weights()
@@ -270,7 +270,7 @@ def test_leader_whose_triggers_are_kept_out_continues_in_another_stream_and_name
     assert [trigger.id for trigger in triggers] == [TriggerId(3, 1), TriggerId(3, 2)]
 
 
-def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Bench) -> None:
+def test_trigger_that_moves_is_written_to_another_stream_named_in_the_status(bench: Bench) -> None:
     found = bench.have_weights()
     bench.carry_out(do.Begin(3, found.snapshots[0]))
     bench.carry_out(do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {})))
@@ -282,7 +282,7 @@ def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Be
     assert [trigger.id for trigger in triggers] == [TriggerId(3, 2)]
 
 
-def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
+def test_learning_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.have_weights()
     trainer, update = bench.job.trainer, UpdateApplied(3, 1, (), 1, 0.0)
     before = np.frombuffer(bytes(trainer.weights()), np.float32)
@@ -297,7 +297,7 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
         bench.carry_out(do.Apply(2, update, -1.0))
 
 
-def test_how_large_the_sum_of_an_update_was_is_reported_where_that_is_asked(bench: Bench) -> None:
+def test_apply_reports_the_squared_sum_if_measured(bench: Bench) -> None:
     bench.have_weights()
     trainer, update = bench.job.trainer, UpdateApplied(3, 1, (), 1, 0.0)
     vector = np.full(len(trainer.weights()) // 4, 2, np.float32)
@@ -307,7 +307,7 @@ def test_how_large_the_sum_of_an_update_was_is_reported_where_that_is_asked(benc
     assert found == [events.Summed(ModelId(3, 1), 4.0 * trainer.parameter_count)]
 
 
-def test_metrics_of_a_leader_carry_its_epoch_until_it_steps_down(
+def test_logged_events_contain_the_epoch_until_the_leader_steps_down(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -320,9 +320,7 @@ def test_metrics_of_a_leader_carry_its_epoch_until_it_steps_down(
 
 
 @pytest.mark.parametrize("source", ["hot", "all"])
-def test_a_search_that_meets_a_server_that_is_away_says_so(
-    bench: Bench, source: events.Source
-) -> None:
+def test_snapshot_search_fails_if_redis_is_unavailable(bench: Bench, source: events.Source) -> None:
     bench.redis.kill()
     (said,) = bench.effects.carry_out(do.FindSnapshots(source))
     assert isinstance(said, events.AttemptFailed)
@@ -335,7 +333,7 @@ def test_a_search_that_meets_a_server_that_is_away_says_so(
         do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())),
     ],
 )
-def test_what_could_not_be_put_on_the_board_is_reported_once_the_board_is_back(
+def test_failed_board_write_is_reported_once_redis_is_back(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
     found = bench.have_weights()
@@ -391,8 +389,8 @@ def step(bench: Bench, version: int, numbers: Sequence[int], by: float) -> None:
     bench.carry_out(do.PublishModel(ModelId(3, version), whole=False))
 
 
-def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench) -> None:
-    # versions   0 whole      1      2      3 much      3 asked again: whole
+def test_trigger_contains_changes_since_the_previous_version(compressed: Bench) -> None:
+    # versions   0 whole      1      2      3 much      3 requested again: whole
     # triggers   ·            since 0       whole       ·
     bench = compressed
     first, board = ModelId(3, 0), bench.board
@@ -424,7 +422,7 @@ def whole(bench: Bench, version: int) -> bytes | None:
     return bench.board.get_model(ModelId(3, version))
 
 
-def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
+def test_compression_can_be_switched_off_and_on_between_versions(compressed: Bench) -> None:
     # compression   ████████ 0.5 ████████│ off            │ largest 1 %
     # versions      0 whole    1 by 0      2, 3 whole        4 by 3
     bench = compressed
@@ -476,7 +474,7 @@ def begins(bench: Bench, version: int) -> None:
     bench.carry_out(do.PublishModel(ModelId(3, version)))
 
 
-def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
+def test_every_nth_version_is_offered_to_evaluators(evaluated: Bench) -> None:
     seen = list[ModelId | None]()
     begins(evaluated, 0)
     seen.append(offered(evaluated))
@@ -492,21 +490,21 @@ def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
     assert weights.tobytes() == evaluated.board.get_model(twentieth)
 
 
-def test_a_version_that_is_published_again_is_not_offered_again(evaluated: Bench) -> None:
+def test_republished_version_is_not_offered_again(evaluated: Bench) -> None:
     begins(evaluated, 10)
     evaluated.board.wipe()
     evaluated.carry_out(do.PublishModel(ModelId(3, 10)))
     assert offered(evaluated) is None
 
 
-def test_the_last_version_is_offered_whatever_its_number(evaluated: Bench) -> None:
+def test_last_version_is_offered_whatever_its_number(evaluated: Bench) -> None:
     begins(evaluated, 17)
     assert offered(evaluated) is None
     evaluated.carry_out(do.Finish("17 updates applied"))
     assert offered(evaluated) == ModelId(3, 17)
 
 
-def test_weights_that_were_restored_are_not_offered_as_those_published_before(
+def test_restored_weights_are_not_offered_as_the_version_before(
     evaluated: Bench,
 ) -> None:
     # A leader that steps down and finds another snapshot has weights without a version so far.
@@ -519,14 +517,14 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     assert offered(evaluated) is None
 
 
-def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
+def test_job_finishes_while_redis_is_unavailable(evaluated: Bench) -> None:
     begins(evaluated, 17)
     evaluated.redis.kill()
     evaluated.carry_out(do.Finish("17 updates applied"))
     assert evaluated.job_store.get(NAME).wanted == "stopped"
 
 
-def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated: Bench) -> None:
+def test_job_resumed_before_its_stop_is_executed_continues(evaluated: Bench) -> None:
     # owner        stops           resumes
     # leader               Finish           its last checkpoint is there
     begins(evaluated, 17)
@@ -535,7 +533,7 @@ def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated:
     assert evaluated.job_store.get(NAME).wanted == "running"
 
 
-def test_a_job_that_is_not_evaluated_offers_nothing(bench: Bench) -> None:
+def test_job_without_evaluation_offers_no_versions(bench: Bench) -> None:
     bench.have_weights()
     bench.carry_out(do.PublishModel(ModelId(3, 0)))
     bench.carry_out(do.Finish("enough"))

@@ -162,7 +162,7 @@ class World:
         """Return all records of the updates topic."""
         return [each for _, each in read_decoded(self.log, updates_topic(NAME), wire.decode_audit)]
 
-    def judged(self, columns: Columns, slope: float) -> dict[str, object]:
+    def expected_metrics(self, columns: Columns, slope: float) -> dict[str, object]:
         """Compute the metrics in another way."""
         task = task_of(self.spec, ())
         found = evaluate(task, self.model, self.weights(slope), columns, 7)
@@ -228,7 +228,7 @@ def world() -> Iterator[World]:
     world.end()
 
 
-def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_next(
+def test_version_is_evaluated_on_test_set_and_next_records_once_it_counts(
     world: World,
 ) -> None:
     held_out = world.hold_out()
@@ -240,13 +240,16 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     world.update(2)
     left, right = records(2, 40), records(3, 30)
     world.update(3, world.put("left", left), world.put("right", right))
-    until(lambda: any(each.prequential for each in world.evals()), "it is judged")
+    until(lambda: any(each.prequential for each in world.evals()), "the version is evaluated")
     evaluated = world.evals()
     assert {each.model for each in evaluated} == {ModelId(world.epoch, 2)}
     (test,) = [each for each in evaluated if each.test]
-    assert (test.records, test.test) == (60, world.judged(held_out, 3.0))
+    assert (test.records, test.test) == (60, world.expected_metrics(held_out, 3.0))
     (after,) = [each.prequential for each in evaluated if each.prequential]
-    assert after == {"left": world.judged(left, 3.0), "right": world.judged(right, 3.0)}
+    assert after == {
+        "left": world.expected_metrics(left, 3.0),
+        "right": world.expected_metrics(right, 3.0),
+    }
     assert world.count("done") == 1
     sample = world.metrics.registry.get_sample_value
     labels = {"job_name": NAME, "metric": "accuracy"}
@@ -254,7 +257,7 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     assert sample("doll_evaluated_version", {"job_name": NAME}) == 2
 
 
-def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World) -> None:
+def test_windowed_metrics_use_the_samples_of_the_last_minute(world: World) -> None:
     first, second = records(2, 40), records(3, 30, upside_down=True)
     both = {name: np.concatenate([first[name], second[name]]) for name in first}
     world.start()
@@ -263,16 +266,19 @@ def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World
         world.offer(version)
         world.update(version)
         world.update(version + 1, world.put("left", seen))
-        until(lambda: world.evals() and world.evals()[-1].model.version == version, "it is judged")  # noqa: B023 -- called here
+        until(
+            lambda: world.evals() and world.evals()[-1].model.version == version,  # noqa: B023 -- called here
+            "the version is evaluated",
+        )
     before, after = [each.prequential["left"] for each in world.evals()]
-    assert before == world.judged(first, 1.0)
+    assert before == world.expected_metrics(first, 1.0)
     assert after["accuracy"] == 0.0
     assert {name: after[name] for name in WINDOWED} == {
-        name: world.judged(both, 1.0)[name] for name in WINDOWED
+        name: world.expected_metrics(both, 1.0)[name] for name in WINDOWED
     }
 
 
-def test_a_version_whose_next_update_is_known_is_reported_in_one_record(world: World) -> None:
+def test_version_with_known_next_update_is_reported_in_one_record(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -280,14 +286,14 @@ def test_a_version_whose_next_update_is_known_is_reported_in_one_record(world: W
     world.update(3, span)
     world.offer(2)
     world.start()
-    until(world.evals, "it is judged")
+    until(world.evals, "the version is evaluated")
     world.end()
     (evaluated,) = world.evals()
     assert evaluated.records == 60
     assert evaluated.prequential.keys() == {"left"}
 
 
-def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -> None:
+def test_undecodable_and_expired_records_are_left_out(world: World) -> None:
     good = records(2, 20)
     first = world.put("left", good)
     odd = world.put_values("left", b"torn", b"", b"{")
@@ -298,13 +304,13 @@ def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -
     world.update(3, first._replace(end=odd.end), old)
     world.offer(2, slope=5.0)
     world.start()
-    until(world.evals, "it is judged")
+    until(world.evals, "the version is evaluated")
     world.end()
     (evaluated,) = world.evals()
-    assert evaluated.prequential == {"left": world.judged(good, 5.0)}
+    assert evaluated.prequential == {"left": world.expected_metrics(good, 5.0)}
 
 
-def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
+def test_version_that_a_new_leader_reverted_is_not_evaluated(world: World) -> None:
     world.hold_out()
     for version in (1, 2):
         world.update(version)
@@ -312,20 +318,20 @@ def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
     world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 1), "c2", 3))
     world.board.offer_model(ModelId(first_leader, 2), world.model_of(1.0))
     world.start()
-    until(lambda: world.count("skipped") == 1, "it is passed over")
+    until(lambda: world.count("skipped") == 1, "the version is skipped")
     world.update(2)
     world.offer(2)
-    until(world.evals, "the other leader's is judged")
+    until(world.evals, "the version of the other leader is evaluated")
     assert {each.model for each in world.evals()} == {ModelId(world.epoch, 2)}
 
 
-def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: World) -> None:
+def test_evaluator_evaluates_only_the_newest_of_several_offered_versions(world: World) -> None:
     world.hold_out()
     world.start()
     world.update(1)
     world.update(2)
     world.offer(2)
-    until(lambda: world.count("done") == 1, "the first is judged")
+    until(lambda: world.count("done") == 1, "the first version is evaluated")
     for version in range(3, 11):
         world.update(version)
     world.offer(10)
@@ -333,7 +339,7 @@ def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: Worl
     assert world.count("done") == 2
 
 
-def test_later_caller_does_not_report_again(world: World) -> None:
+def test_restarted_evaluator_does_not_report_a_version_again(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -341,32 +347,32 @@ def test_later_caller_does_not_report_again(world: World) -> None:
     world.update(3, span)
     world.offer(2)
     world.start()
-    until(world.evals, "it is judged")
+    until(world.evals, "the version is evaluated")
     world.end()
     world.start()
     world.update(4)
     world.offer(4)
-    until(lambda: len(world.evals()) == 2, "it goes on above")
+    until(lambda: len(world.evals()) == 2, "the next version is evaluated")
     assert [each.model.version for each in world.evals()] == [2, 4]
 
 
-def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
+def test_first_version_of_a_new_leader_is_not_evaluated_again(world: World) -> None:
     world.hold_out()
     world.update(1)
     world.update(2)
     world.offer(2)
     world.start()
-    until(world.evals, "it is judged")
+    until(world.evals, "the version is evaluated")
     world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 2), "c2", 4))
     world.offer(2)
     for version in (3, 4):
         world.update(version)
     world.offer(4)
-    until(lambda: len(world.evals()) == 2, "the next one is judged")
+    until(lambda: len(world.evals()) == 2, "the next version is evaluated")
     assert [each.model.version for each in world.evals()] == [2, 4]
 
 
-def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -> None:
+def test_evaluator_ends_after_the_last_version_of_a_stopped_job(world: World) -> None:
     world.hold_out()
     evaluator = world.start()
     world.board.hold_lease("c1", 600.0)
@@ -381,7 +387,7 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     assert [each.model.version for each in world.evals()] == [3]
 
 
-def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: World) -> None:
+def test_last_version_of_an_ended_job_is_evaluated_once(world: World) -> None:
     world.hold_out()
     world.update(1)
     world.offer(1)
@@ -391,7 +397,7 @@ def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: W
         assert [each.model.version for each in world.evals()] == [1]
 
 
-def test_without_a_test_set_streams_are_watched_all_the_same(
+def test_missing_test_set_does_not_prevent_evaluation_on_the_streams(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.start()
@@ -399,18 +405,18 @@ def test_without_a_test_set_streams_are_watched_all_the_same(
         world.update(version, world.put("left", records(version, 20)))
         if version in (2, 4):
             world.offer(version)
-            until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
-    until(lambda: len(world.evals()) == 2, "both are judged")
+            until(lambda v=version: world.count("done") == v / 2, "the version is done")  # type: ignore[misc]
+    until(lambda: len(world.evals()) == 2, "both versions are evaluated")
     assert [(each.records, each.test) for each in world.evals()] == [(0, {}), (0, {})]
     assert logged_by(caplog) == [("test_set_missing", "there is no topic held-out")]
     world.hold_out()
     world.update(6)
     world.offer(6)
-    until(lambda: len(world.evals()) == 3, "by the test set")
+    until(lambda: len(world.evals()) == 3, "the third version is evaluated")
     assert world.evals()[-1].records == 60
 
 
-def test_a_test_set_that_the_task_cannot_read_is_reported_once(
+def test_unreadable_test_set_is_reported_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.log.create_topics([NewTopic("held-out")])
@@ -422,14 +428,14 @@ def test_a_test_set_that_the_task_cannot_read_is_reported_once(
         world.update(version, world.put("left", records(version, 20)))
         if version in (2, 4):
             world.offer(version)
-            until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
-    until(lambda: len(world.evals()) == 2, "both are judged by what came next")
+            until(lambda v=version: world.count("done") == v / 2, "the version is done")  # type: ignore[misc]
+    until(lambda: len(world.evals()) == 2, "both versions are evaluated")
     ((event, reason),) = logged_by(caplog)
     assert event == "evaluation_failed"
     assert "label: a number is outside 0..1" in reason
 
 
-def test_weights_of_another_model_are_reported_and_passed_over(
+def test_offered_weights_of_another_model_are_reported_and_skipped(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.start()
@@ -437,7 +443,7 @@ def test_weights_of_another_model_are_reported_and_passed_over(
     world.update(2)
     other = packed(Kind("sgd", 6, 0, unnamed(6, 0)), world.weights(1.0), {})
     world.board.offer_model(ModelId(world.epoch, 2), other)
-    until(lambda: world.count("skipped") == 1, "it is passed over")
+    until(lambda: world.count("skipped") == 1, "the version is skipped")
     said = (
         "at place 1 it has the parameter without a name (6,) float32, but the task's model"
         " has the parameter 'weight' (2, 2) float32"
@@ -445,7 +451,7 @@ def test_weights_of_another_model_are_reported_and_passed_over(
     assert any(said in reason for _, reason in logged_by(caplog))
 
 
-def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
+def test_drift_is_reported_only_for_the_stream_whose_labels_change(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # versions    2  4  6  8  10   12  14
@@ -459,7 +465,7 @@ def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
         if version % 2 == 1 and version > 1:
             world.offer(version - 1)
             many = version // 2
-            until(lambda n=many: len(world.evals()) == n, "it is judged")  # type: ignore[misc]
+            until(lambda n=many: len(world.evals()) == n, "the version is evaluated")  # type: ignore[misc]
     (drift,) = world.drifts()
     assert (drift.stream, drift.model) == ("left", ModelId(world.epoch, 12))
     assert drift.before < 0.2 < drift.after
@@ -471,7 +477,7 @@ def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
     assert count == [1, 0]
 
 
-def test_servers_that_are_away_are_waited_for(world: World) -> None:
+def test_evaluator_waits_for_unavailable_redis_and_kafka(world: World) -> None:
     world.hold_out()
     world.start()
     world.update(1)
@@ -479,23 +485,26 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
     world.redis.kill()
     world.redis.restart()
     world.offer(2)
-    until(world.evals, "it is judged after Redis was unavailable")
+    until(world.evals, "the version is evaluated after Redis was unavailable")
     world.update(3)
     world.update(4)
     world.log.go_away()
     world.offer(4)
     world.log.come_back()
-    until(lambda: len(world.evals()) == 2, "it is judged after Kafka was unavailable")
+    until(lambda: len(world.evals()) == 2, "the version is evaluated after Kafka was unavailable")
 
 
-def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
+def test_updates_lost_with_a_recreated_topic_are_forgotten(world: World) -> None:
     # updates   0: Lead  1: J=1  2: J=2   recreated       0: Lead(70)  1: J=1  2: J=2  3: J=3
     world.hold_out()
     world.start()
     world.update(1)
     world.update(2)
     world.offer(2)
-    until(lambda: ModelId(world.epoch, 2) in {each.model for each in world.evals()}, "it is judged")
+    until(
+        lambda: ModelId(world.epoch, 2) in {each.model for each in world.evals()},
+        "the version is evaluated",
+    )
 
     world.log.recreate(updates_topic(NAME))
     world.epoch = 70
@@ -503,12 +512,15 @@ def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> 
     for version in (1, 2, 3):
         world.update(version)
     world.offer(2)
-    until(lambda: ModelId(70, 2) in {each.model for each in world.evals()}, "the new one is judged")
+    until(
+        lambda: ModelId(70, 2) in {each.model for each in world.evals()},
+        "the new version is evaluated",
+    )
 
 
-def test_a_deleted_job_is_left(world: World) -> None:
+def test_evaluator_leaves_a_deleted_job(world: World) -> None:
     evaluator = world.start()
-    until(lambda: world.count("done") is not None, "it has begun")
+    until(lambda: world.count("done") is not None, "the evaluator has started")
     evaluator.follow(None)
     evaluator.await_end()
     # The job's metrics are gone.

@@ -61,7 +61,7 @@ class Evaluator:
         make = partial(JobEvaluator, self._process)
         return Jobs(self._supervisor, make, partial(begins, only))
 
-    def judges(self, job: str) -> bool:
+    def evaluates(self, job: str) -> bool:
         """Return True if the metrics show that a job is evaluated."""
         return self._count("doll_evaluations_total", job_name=job, outcome="done") is not None
 
@@ -111,32 +111,32 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[object, str]]:
     return [(fields["job"], str(fields["reason"])) for fields in logged]
 
 
-def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
+def test_evaluator_takes_only_jobs_with_evaluation() -> None:
     process = Evaluator()
     jobs = process.jobs()
     plain = JOB[: JOB.index("evaluation")]
     for name in ("asks", "other"):
         process.log.create_topics([NewTopic(updates_topic(name))])
     jobs.follow({"asks": record("asks"), "other": record("other", plain)})
-    until(lambda: process.judges("asks"), "it is judged")
-    assert not process.judges("other")
+    until(lambda: process.evaluates("asks"), "the job is evaluated")
+    assert not process.evaluates("other")
     jobs.follow({})
-    until(lambda: not process.judges("asks"), "it was deleted")
+    until(lambda: not process.evaluates("asks"), "the job is no longer evaluated")
     process.end()
 
 
-def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
+def test_evaluator_limited_to_one_job_takes_only_that_job() -> None:
     process = Evaluator()
     jobs = process.jobs(only="two")
     for name in ("one", "two"):
         process.log.create_topics([NewTopic(updates_topic(name))])
     jobs.follow({name: record(name) for name in ("one", "two")})
-    until(lambda: process.judges("two"), "it is judged")
-    assert not process.judges("one")
+    until(lambda: process.evaluates("two"), "the job is evaluated")
+    assert not process.evaluates("one")
     process.end()
 
 
-def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_again(
+def test_job_with_forbidden_task_is_reported_once_and_retried(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = Evaluator(world.log, world.redis)
@@ -146,15 +146,15 @@ def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_ag
     world.update(2)
     world.offer(2)
     process.jobs().follow({NAME: record(NAME, job), "good": record("good")})
-    until(lambda: process.faults(NAME) >= 3, "it is tried again and again")
-    until(lambda: process.judges("good"), "the other is judged")
+    until(lambda: process.faults(NAME) >= 3, "the job is retried")
+    until(lambda: process.evaluates("good"), "the other job is evaluated")
     process.end()
     [(failed, reason)] = failures(caplog)
     assert failed == NAME
     assert "not among the allowed entrypoints" in reason
 
 
-def test_of_a_job_that_is_over_and_judged_no_model_is_made(
+def test_no_model_is_built_for_an_ended_and_evaluated_job(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A new actor would be refused, because this task may not be imported here.
@@ -167,35 +167,35 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     process = Evaluator(world.log, world.redis)
     job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
     process.jobs().follow({NAME: record(NAME, job, "stopped")})
-    until(lambda: not process.has(NAME), "there is nothing left to judge")
+    until(lambda: not process.has(NAME), "nothing is left to evaluate")
     assert failures(caplog) == []
     process.end()
 
 
-def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+def test_internal_error_in_one_job_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     process = Evaluator(BrokenLog())
     for name in ("broken", "whole"):
         process.log.create_topics([NewTopic(updates_topic(name))])
     process.jobs().follow({name: record(name) for name in ("broken", "whole")})
-    until(lambda: process.faults("broken") >= 2, "one fails")
-    until(lambda: process.judges("whole"), "the other is judged")
+    until(lambda: process.faults("broken") >= 2, "one job fails")
+    until(lambda: process.evaluates("whole"), "the other job is evaluated")
     process.end()
     [(failed, reason)] = failures(caplog)
     assert failed == "broken"
     assert reason.startswith("ValueError: ")
 
 
-def test_a_job_that_was_stopped_before_is_looked_at_once() -> None:
+def test_stopped_job_is_checked_only_once_until_it_is_resumed() -> None:
     process = Evaluator()
     jobs = process.jobs()
     stopped = {"signs": record("signs", wanted="stopped")}
     jobs.follow(stopped)
-    until(lambda: not process.has("signs"), "there is nothing to judge")
+    until(lambda: not process.has("signs"), "nothing is left to evaluate")
     process.log.create_topics([NewTopic(updates_topic("signs"))])
     jobs.follow(stopped)
     assert not process.has("signs")
     jobs.follow({"signs": record("signs")})
-    until(lambda: process.judges("signs"), "it goes on")
+    until(lambda: process.evaluates("signs"), "the resumed job is evaluated")
     process.end()

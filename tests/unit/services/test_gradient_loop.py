@@ -120,7 +120,8 @@ def make_world(
     task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer, stream = WorkerMetrics(("s",)), MemoryTracer(), [""]
-    topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
+    # Topic ids are listed by generation.
+    topic_ids = {0: log.describe(["s"])["s"].topic_id}
     logger, watchdog = event_logger("test"), Watchdog()
     loop = GradientLoop(
         W,
@@ -179,7 +180,7 @@ def failure(reply: Reply) -> tuple[str, tuple[int, ...]]:
     return reply.reason, reply.batches
 
 
-def test_a_batch_that_is_not_in_memory_is_read_back_without_what_was_skipped(world: World) -> None:
+def test_uncached_batch_is_read_back_without_its_skipped_records(world: World) -> None:
     publish(world)
     reply = world.order(batch(2, 7))
     assert used(reply) == [2, 3, 5, 6]
@@ -187,7 +188,7 @@ def test_a_batch_that_is_not_in_memory_is_read_back_without_what_was_skipped(wor
     assert (reply.model, reply.batches, reply.samples) == (MODEL, (0,), 4)
 
 
-def test_what_a_topic_is_is_asked_once_for_all_spans_of_a_batch(
+def test_topic_is_described_once_for_all_spans_of_a_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.log.add_partitions("s", 3)
@@ -216,7 +217,7 @@ def changed(since: ModelId, to: int, numbers: SparseVector, data: bytes = b"") -
     return UpdateTrigger(TriggerId(3, to + 1), model, (), since=since, changes=changes)
 
 
-def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> None:
+def test_changed_weights_in_a_trigger_are_applied_to_the_previous_version(world: World) -> None:
     publish(world)
     assert used(world.order(batch(0, 2))) == [0, 1]
     world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
@@ -238,7 +239,7 @@ def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> 
 
 
 @pytest.mark.parametrize("damage", ["another model", "nonsense", "another length"])
-def test_changes_that_do_not_fit_are_not_made_and_the_whole_is_fetched(
+def test_changes_that_do_not_fit_are_dropped_and_the_full_model_is_fetched(
     world: World, damage: str
 ) -> None:
     publish(world)
@@ -265,7 +266,7 @@ def test_changes_that_do_not_fit_are_not_made_and_the_whole_is_fetched(
     assert used(reply) == [0, 1]
 
 
-def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_worker(
+def test_missing_model_is_fetched_even_if_another_worker_got_the_order(
     world: World,
 ) -> None:
     assert failure(world.order(batch(0, 2))) == ("model_missing", (0,))
@@ -284,7 +285,7 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
     assert used(reply) == [0, 1]
 
 
-def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(world: World) -> None:
+def test_order_for_another_model_is_ignored(world: World) -> None:
     # The previous process of this name had the leader's model.
     publish(world)
     order = (Assignment(W, (batch(0, 2),)),)
@@ -296,13 +297,13 @@ def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(worl
         assert len(world.replies(0.0)) == number - 1
 
 
-def test_a_batch_in_memory_is_not_read_again(world: World) -> None:
+def test_cached_batch_is_not_read_again(world: World) -> None:
     publish(world)
     world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
     assert used(world.order(batch(0, 2))) == [8, 9]
 
 
-def test_all_batches_of_an_order_are_one_message(world: World) -> None:
+def test_batches_of_an_order_make_one_gradient_message(world: World) -> None:
     publish(world)
     reply = world.order(batch(0, 2, offset=5), batch(7, 9, offset=6))
     assert used(reply) == [0, 1, 7, 8]
@@ -310,7 +311,7 @@ def test_all_batches_of_an_order_are_one_message(world: World) -> None:
     assert reply.batches == (5, 6)
 
 
-def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> None:
+def test_gradient_contains_its_squared_norm_if_the_order_requests_it(world: World) -> None:
     publish(world)
     plain, squared = world.order(batch(0, 2)), world.order(batch(0, 3), number=2, squared=True)
     assert isinstance(plain, Gradient)
@@ -319,11 +320,11 @@ def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> N
     assert (plain.square, squared.square) == (UNSET, 3.0)
 
 
-def test_a_small_model_travels_inside_the_trigger(world: World) -> None:
+def test_model_inside_the_trigger_is_used(world: World) -> None:
     assert used(world.order(batch(0, 1), weights=bytes(4 * RECORDS))) == [0]
 
 
-def test_a_model_that_is_gone_or_torn_is_asked_for_again(world: World) -> None:
+def test_missing_or_torn_model_is_reported_as_missing(world: World) -> None:
     assert failure(world.order(batch(0, 2))) == ("model_missing", (0,))
     world.board.put_model(MODEL, bytes(12))
     assert failure(world.order(batch(0, 2), number=2)) == ("model_missing", (0,))
@@ -331,20 +332,20 @@ def test_a_model_that_is_gone_or_torn_is_asked_for_again(world: World) -> None:
     assert used(world.order(batch(0, 2), number=3)) == [0, 1]
 
 
-def test_what_retention_deleted_is_expired_and_the_rest_is_not_blamed(world: World) -> None:
+def test_batch_deleted_by_retention_is_expired_and_others_are_not_blamed(world: World) -> None:
     publish(world)
     world.log.expire(Partition("s", 0), 3)
     assert failure(world.order(batch(5, 7, offset=1), batch(2, 4, offset=2))) == ("expired", (2,))
 
 
-def test_records_of_a_topic_that_is_gone_are_unreadable_and_end_nothing(world: World) -> None:
+def test_records_of_a_deleted_topic_are_unreadable(world: World) -> None:
     publish(world)
     world.log.delete_topics(["s"])
     assert failure(world.order(batch(0, 2))) == ("unreadable", (0,))
 
 
 @pytest.mark.parametrize("recreated", [False, True])
-def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those(
+def test_other_records_at_the_claimed_offsets_make_the_batch_expired(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     recreated: bool,  # noqa: FBT001 -- a parameter of the test
@@ -353,7 +354,8 @@ def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those
     # log        0 1 2 ...   all of it of epoch 1; or of another topic, under epoch 0
     address = (Span("s", 0, 1, 3, known=3, epoch=EPOCH),)
     claimed = msgspec.structs.replace(batch(1, 3), address=address)
-    assert failure(world.order(claimed)) == ("model_missing", (0,))  # it has the records
+    # The worker has the records, but no model.
+    assert failure(world.order(claimed)) == ("model_missing", (0,))
     if recreated:
         world.log.recreate("s")
         writer = world.log.writer()
@@ -366,7 +368,7 @@ def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those
     assert failure(world.order(claimed, number=2)) == ("expired", (0,))
 
 
-def test_a_batch_whose_records_are_not_all_there_any_more_is_expired(world: World) -> None:
+def test_batch_with_missing_records_is_expired(world: World) -> None:
     publish(world)
     world.log.punch(Partition("s", 0), 6)
     reply = world.order(batch(0, 2, offset=1), batch(5, 8, offset=2))
@@ -376,7 +378,7 @@ def test_a_batch_whose_records_are_not_all_there_any_more_is_expired(world: Worl
     assert failure(world.order(batch(0, 2, samples=1), number=2)) == ("expired", (0,))
 
 
-def test_records_that_decoded_for_whoever_claimed_them_alone_are_blamed(world: World) -> None:
+def test_batch_that_decodes_only_for_its_claimant_is_reported_as_raised(world: World) -> None:
     publish(world)
     writer = world.log.writer()
     writer.append("s", b"of another version")
@@ -384,13 +386,13 @@ def test_records_that_decoded_for_whoever_claimed_them_alone_are_blamed(world: W
     assert failure(world.order(batch(9, 11))) == ("raised", (0,))
 
 
-def test_a_batch_on_which_the_task_raises_is_named_alone() -> None:
+def test_batch_on_which_the_task_raises_is_named_alone() -> None:
     world = make_world(poison=7)
     publish(world)
     assert failure(world.order(batch(0, 2, offset=1), batch(7, 8, offset=2))) == ("raised", (2,))
 
 
-def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
+def test_task_error_is_sent_with_its_traceback_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = make_world(poison=7)
@@ -417,7 +419,7 @@ class MeanTask(CountingTask):
         return outputs.mean()
 
 
-def test_a_mean_instead_of_a_loss_per_sample_is_the_tasks_fault_not_the_batchs(
+def test_task_without_per_sample_losses_is_blamed_instead_of_the_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = make_world(task=MeanTask(RECORDS))
@@ -430,14 +432,14 @@ def test_a_mean_instead_of_a_loss_per_sample_is_the_tasks_fault_not_the_batchs(
     assert caplog.messages == ["no_gradient"]
 
 
-def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None:
+def test_batch_with_non_finite_loss_is_named(world: World) -> None:
     weights = np.zeros(RECORDS, np.float32)
     weights[9] = np.inf
     reply = world.order(batch(0, 2, offset=1), batch(9, 10, offset=2), weights=weights.tobytes())
     assert failure(reply) == ("not_finite", (2,))
 
 
-def test_loop_continues_in_the_stream_of_triggers_that_the_leader_names(world: World) -> None:
+def test_loop_continues_in_the_trigger_stream_that_the_leader_names(world: World) -> None:
     publish(world)
     forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
     assert world.board.post_trigger(forged)
@@ -452,7 +454,7 @@ def test_loop_continues_in_the_stream_of_triggers_that_the_leader_names(world: W
     assert used(gradient) == [0]
 
 
-def test_loop_that_leaves_returns_what_is_not_begun_and_begins_nothing(world: World) -> None:
+def test_leaving_loop_returns_orders_that_it_did_not_begin(world: World) -> None:
     orders = (Assignment(W, (batch(0, 1, offset=1),)), Assignment(W, (batch(1, 2, offset=2),)))
     publish(world)
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders, None, REPLICA))
@@ -469,10 +471,11 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
     assert world.replies() == []
 
 
-def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
+def test_orders_are_counted_by_outcome(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
-    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read again
+    # The first batch is read again.
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
     world.log.expire(Partition("s", 0), 3)
     world.order(batch(0, 2), number=2)
     world.log.delete_topics(["s"])
@@ -488,7 +491,7 @@ def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
         assert world.sample("doll_worker_stage_seconds_count", stage=stage) == 1, stage
 
 
-def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: World) -> None:
+def test_batch_trace_contains_the_gradient_or_the_failure(world: World) -> None:
     publish(world)
     world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
     world.log.expire(Partition("s", 0), 1)
@@ -515,7 +518,7 @@ class AskedAgain(GradientComputer):
         return replace(super().compute(batches, local_rate), seconds=1.0)
 
 
-def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() -> None:
+def test_batch_requested_again_during_computation_is_computed_once() -> None:
     world = make_world(computer=AskedAgain)
     publish(world)
     order = Assignment(W, (batch(0, 1, offset=1),))
@@ -532,12 +535,13 @@ def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() 
     assert [used(reply) for reply in world.replies()] == [[0]]
 
 
-def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before_it(
+def test_traffic_is_counted_and_each_message_reports_the_previous_total(
     world: World,
 ) -> None:
     publish(world)
     first = world.order(batch(0, 2), number=1)
-    again = world.order(batch(2, 4), number=2)  # at its present weights
+    # The worker has these weights already.
+    again = world.order(batch(2, 4), number=2)
     inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
 
     replies = [each for each in (first, again, inside) if isinstance(each, Gradient)]
@@ -554,7 +558,7 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
     assert world.sample("doll_worker_moved_bytes_total", direction="received") == 2 * size
 
 
-def test_of_a_sparse_gradient_what_is_sent_counts() -> None:
+def test_sparse_gradient_counts_only_the_bytes_sent() -> None:
     world = make_world()
     publish(world)
     reply = world.order(batch(0, 1))

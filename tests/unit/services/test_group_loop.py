@@ -160,7 +160,7 @@ def batch(number: int) -> Batch:
     return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
 
 
-def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_hand() -> None:
+def test_gradient_is_added_at_once_unless_a_result_is_pending() -> None:
     # records    0, 1    2, 3    4, 5
     # gradient   ██        ██      ██
     # added        █                 █
@@ -183,7 +183,7 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
 
         leader.post(orders(GENESIS), batch(0))
         leader.await_reply(GradientReady)
-        until(lambda: held.added == [[0, 1]], "the first is added before members enter")
+        until(lambda: held.added == [[0, 1]], "the first gradient is added before members enter")
         leader.post(orders(GENESIS, (0,)))
         leader.await_reply(Reduced)
         leader.post(orders(GENESIS), batch(2))
@@ -191,12 +191,12 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
         first = ModelId(3, 1)
         leader.post(orders(first), batch(4))
         leader.await_reply(GradientReady)
-        until(lambda: len(held.added) > 1, "that of the next version is added")
+        until(lambda: len(held.added) > 1, "the gradient of the next version is added")
         assert held.added == [[0, 1], [4, 5]]
         leader.post(orders(first, (4,)))
         leader.await_reply(Reduced)
         leader.post(orders(ModelId(3, 2)))
-        until(lambda: not held.is_pending, "it is applied")
+        until(lambda: not held.is_pending, "the update is applied")
         weights = np.frombuffer(held.weights(), np.float32)
     assert weights[:RECORDS].tolist() == [-1, -1, 0, 0, -1, -1]
     assert not weights[RECORDS:].any()

@@ -95,7 +95,7 @@ def weights(held: HeldSlices | Trainer) -> Vector:
     return np.frombuffer(held.weights(), np.float32)
 
 
-def test_owners_step_their_slices_and_all_have_the_weights_that_one_finds_alone() -> None:
+def test_slice_owners_compute_the_weights_of_a_single_process() -> None:
     # Slices 0 to 3. Some have another owner in the second update, if that one holds them.
     group, updates = _Members(3), [[drawn(10 * n + m) for m in range(3)] for n in range(2)]
     assert len(group.update((2, 0), (1, 2), (2, 1), (0, 1), gradients=updates[0])) == 1
@@ -106,21 +106,21 @@ def test_owners_step_their_slices_and_all_have_the_weights_that_one_finds_alone(
     assert_within_ulps(weights(group.held[0]), expected, 4)
 
 
-def test_one_alone_owns_everything() -> None:
+def test_single_member_owns_all_slices() -> None:
     group, updates = _Members(1), [[drawn(1)], [drawn(2)]]
     for gradients in updates:
         group.update(*[(0,)] * COUNT, gradients=gradients)
     assert_within_ulps(weights(group.held[0]), weights(alone(updates)), 1)
 
 
-def test_a_sum_that_is_not_finite_is_sent_to_all() -> None:
+def test_non_finite_sum_of_slices_raises_for_all_members() -> None:
     group, gradients = _Members(2), [drawn(1), drawn(2)]
     gradients[0][3] = np.inf
     with pytest.raises(NotFiniteError):
         group.update((1,), (1,), (1,), (1,), gradients=gradients)
 
 
-def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_stored() -> None:
+def test_member_continues_with_copied_and_stored_slices() -> None:
     group, updates = _Members(2), [[drawn(1), drawn(2)], [drawn(3), drawn(4)]]
     group.update((0,), (1,), (1,), (0,), gradients=updates[0])
     first, second = group.held
@@ -142,7 +142,7 @@ def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_sto
     assert_within_ulps(weights(trainer), weights(alone(updates[:1])), 4)
 
 
-def test_what_is_missing_of_a_version_is_reported() -> None:
+def test_missing_slices_of_a_version_are_reported() -> None:
     held = HeldSlices(numbers())
     with pytest.raises(CorruptError, match=r"slices \[1, 3\] are missing"):
         whole_of([held.stored((0,)), held.stored((2,))])
@@ -156,7 +156,7 @@ SETTINGS = [OptimizerSettings("sgd", 0.5), MOMENTUM, ADAM]
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: each.name)
-def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
+def test_step_from_a_sum_equals_a_single_trainer_step_bit_for_bit(
     settings: OptimizerSettings, reduction: Reduction
 ) -> None:
     held = HeldWhole(Trainer(drawn(0), PARAMETERS, settings, reduction))
@@ -186,7 +186,7 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
     assert len(digests) == 3
 
 
-def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> None:
+def test_adam_state_moves_from_board_to_replicas_and_back_bit_for_bit() -> None:
     #   one trainer   1  2 | 3  4 | 5  6
     #   steps by      board| both | board
     #                      stored stored
@@ -229,7 +229,7 @@ def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> N
     assert back.snapshot() == alone(updates).snapshot()
 
 
-def test_a_sum_that_is_not_finite_is_no_result() -> None:
+def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:
     held = HeldWhole(Trainer(drawn(0), PARAMETERS, ADAM))
     group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
     formed = Formed((1, 1), Membership(1, (Member(WorkerId("w"), 1),)), 0, group)
@@ -280,7 +280,7 @@ def updated(held: HeldSlices | HeldWhole, number: int, mine: Sequence[tuple[Vect
         ("aab", "ab"),
     ],
 )
-def test_an_update_has_the_bits_of_those_gradients_that_it_names_whatever_was_added_before(
+def test_update_contains_only_its_named_gradients_whatever_was_added_before(
     make: Callable[[], HeldSlices | HeldWhole], early: str, wanted: str
 ) -> None:
     parts = {name: (drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
@@ -294,7 +294,7 @@ def test_an_update_has_the_bits_of_those_gradients_that_it_names_whatever_was_ad
 
 
 @pytest.mark.parametrize("make", [whole, sliced])
-def test_a_gradient_whose_memory_another_has_now_is_not_taken_for_that_one(
+def test_gradient_in_reused_memory_is_not_mistaken_for_the_previous_one(
     make: Callable[[], HeldSlices | HeldWhole],
 ) -> None:
     plain, held, memory = make(), make(), drawn(1)
@@ -306,7 +306,7 @@ def test_a_gradient_whose_memory_another_has_now_is_not_taken_for_that_one(
 
 
 @pytest.mark.parametrize("make", [whole, sliced])
-def test_who_adds_nothing_to_an_update_adds_nothing_that_came_before(
+def test_member_without_gradients_adds_nothing_from_before(
     make: Callable[[], HeldSlices | HeldWhole],
 ) -> None:
     network = MemoryNetwork()
@@ -334,7 +334,7 @@ def test_who_adds_nothing_to_an_update_adds_nothing_that_came_before(
 
 
 @pytest.mark.parametrize("make", [whole, sliced])
-def test_a_result_is_in_hand_until_it_is_applied_or_another_attempt_begins(
+def test_result_is_pending_until_it_is_applied_or_another_attempt_begins(
     make: Callable[[], HeldSlices | HeldWhole],
 ) -> None:
     #   add_up  result  add_up (fails)  add_up  result  apply
@@ -358,7 +358,7 @@ def test_a_result_is_in_hand_until_it_is_applied_or_another_attempt_begins(
     assert not held.is_pending
 
 
-def test_a_digest_is_of_the_weights_that_count_whether_they_were_looked_at_before_or_not() -> None:
+def test_digest_covers_the_current_weights_whether_or_not_they_were_read_before() -> None:
     looked, plain, mine = whole(), whole(), [(drawn(1), 8)]
     looked.settle()
     for number in (1, 2):

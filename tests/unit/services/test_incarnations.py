@@ -45,7 +45,7 @@ class Lives(Bench):
         self.zombie = self.replica("zombie")
         self.zombie.look()
         until(lambda: self.zombie.leads(NAME), "the first job is led")
-        until(lambda: bool(self.board(FIRST).snapshots()), "it has a snapshot")
+        until(lambda: bool(self.board(FIRST).snapshots()), "the leader has a snapshot")
         self.job_store.patch(NAME, "enough", wanted="stopped")
         self.job_store.free(NAME)
         self.submit(NAME)
@@ -66,11 +66,11 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
     lives.close()
 
 
-def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
+def test_next_job_of_a_purged_name_starts_empty(lives: Lives) -> None:
     """The first job's decisions, snapshots and lease, which a zombie holds, have no effect."""
     fresh = lives.replica("fresh")
     fresh.look()
-    until(lambda: fresh.leads(NAME), "the second job is led, though the zombie leads on")
+    until(lambda: fresh.leads(NAME), "the second job is led while the zombie still leads")
     assert lives.zombie.leads(NAME)
     (lead,) = lives.leads_of(SECOND)
     assert (lead.candidate, lead.after, lead.base) == ("fresh#1", -1, GENESIS)
@@ -78,10 +78,10 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
     assert lives.board(FIRST).is_leased()
     assert lives.board(SECOND).is_leased()
     begun = lives.log.ends([Partition(control_topic(SECOND), 0)])
-    assert set(begun.values()) == {0}, "nothing was claimed of it"
+    assert set(begun.values()) == {0}, "no record is claimed"
 
 
-def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
+def test_frozen_leader_of_a_purged_job_cannot_hold_or_end_the_next_one(lives: Lives) -> None:
     job_store = lives.zombie.job_store
     acts: tuple[Callable[[], object], ...] = (
         lambda: job_store.hold(lives.first, "it has found something"),
@@ -93,18 +93,18 @@ def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Liv
     assert lives.job_store.get(NAME).wanted == "running"
 
 
-def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_next(
+def test_replica_that_wakes_leaves_the_purged_job_and_joins_the_next_one(
     lives: Lives,
 ) -> None:
     lives.zombie.look_until(
-        lambda: bool(lives.leads_of(SECOND)), "it leads the second, once it has let go"
+        lambda: bool(lives.leads_of(SECOND)), "the replica leads the second job"
     )
     (lead,) = lives.leads_of(SECOND)
     assert (lead.candidate, lead.base) == ("zombie#1", GENESIS)
-    until(lambda: not lives.board(FIRST).is_leased(), "the first is led by nobody")
+    until(lambda: not lives.board(FIRST).is_leased(), "the first job has no leader")
 
 
-def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_next(
+def test_replies_of_workers_of_a_purged_job_do_not_reach_the_next_leader(
     lives: Lives,
 ) -> None:
     boards, received = MemoryBoards(lives.redis), list[Reply]()

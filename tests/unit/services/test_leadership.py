@@ -100,7 +100,7 @@ def bench() -> Iterator[Bench]:
         yield bench
 
 
-def test_records_wake_nobody_while_they_can_wait_and_are_read_with_what_does(bench: Bench) -> None:
+def test_records_wake_the_actor_only_if_it_awaits_no_gradients(bench: Bench) -> None:
     # control topic      0: woken        1: not        read: both        2: woken
     inbox = bench.inbox
     bench.append()
@@ -108,12 +108,12 @@ def test_records_wake_nobody_while_they_can_wait_and_are_read_with_what_does(ben
     bench.append()
     read = [each for each in inbox.read() if isinstance(each, events.ControlRead)]
     assert [offset for each in read for offset, _ in each.records] == [0, 1]
-    assert inbox.await_gradients(0), "what came meanwhile was told to nobody"
+    assert inbox.await_gradients(0), "a record came and the actor was not woken"
     bench.append()
     assert bench.woken == [1, 3]
 
 
-def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Bench) -> None:
+def test_gradients_wake_the_actor_only_when_all_awaited_ones_are_there(bench: Bench) -> None:
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.woken == []
@@ -124,7 +124,7 @@ def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Benc
     assert len(read.replies) == 2
 
 
-def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
+def test_inbox_detects_gradients_that_arrived_while_more_were_awaited(bench: Bench) -> None:
     # One arrives while two are awaited. Then a turn that has not read it awaits only one.
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
@@ -139,9 +139,7 @@ def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench
         replace(GRADIENT, vector=np.ones(SMALL_BYTES // 4 + 1, np.float32)),
     ],
 )
-def test_a_failure_wakes_at_once_and_so_does_what_takes_long_to_add(
-    bench: Bench, reply: Reply
-) -> None:
+def test_failure_or_large_gradient_wakes_the_actor_at_once(bench: Bench, reply: Reply) -> None:
     bench.inbox.await_gradients(2)
     bench.send(reply)
     assert len(bench.woken) == 1

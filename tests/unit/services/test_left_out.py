@@ -52,7 +52,7 @@ def forged(header: bytes) -> bytes:
         (forged(b'{"__metadata__": {"trainer": "%b"}}' % (rb"{\"a\":" * 5000)), WHY),
     ],
 )
-def test_worker_that_is_left_out_says_so_once_and_names_the_first_difference(
+def test_excluded_worker_logs_the_first_difference_once(
     snapshot: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # looks    not left out    left out    at once again    AGAIN_S later    no more    left out

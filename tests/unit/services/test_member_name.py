@@ -90,7 +90,7 @@ class Topic:
         return await_member_name(record(), name, self.log, stays)
 
 
-def test_spare_waits_until_it_has_a_slot_and_takes_the_slots_name() -> None:
+def test_spare_waits_for_a_slot_and_takes_its_name() -> None:
     topic = Topic(ORDERED)
     steps = lambda: topic.write(assigned(0, 3)), lambda: topic.write(assigned(1, 3))
     # Slot 0 has a machine of its own.
@@ -99,7 +99,7 @@ def test_spare_waits_until_it_has_a_slot_and_takes_the_slots_name() -> None:
     assert topic.wait("digits-m2") is None
 
 
-def test_who_is_no_spare_of_a_job_whose_streams_wait_goes_by_its_own_name() -> None:
+def test_worker_that_is_no_waiting_spare_keeps_its_own_name() -> None:
     topic = Topic(ORDERED)
     for name in ("digits-w0", "digits-m9", "by-hand"):
         assert topic.wait(name) == name
@@ -109,7 +109,7 @@ def test_who_is_no_spare_of_a_job_whose_streams_wait_goes_by_its_own_name() -> N
     assert await_member_name(record(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
 
 
-def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
+def test_lost_machine_loses_its_slot() -> None:
     lost = Ended(0, 2, 4.0, "lost")
     topic = Topic([*ORDERED, assigned(1, 2), lost, assigned(1, 3)])
     assert topic.wait("digits-m2") is None
@@ -118,7 +118,7 @@ def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
     assert topic.wait("digits-m3") is None
 
 
-def test_records_that_do_not_parse_are_passed_over_and_those_of_a_newer_program_are_not() -> None:
+def test_unparsable_plan_records_are_ignored_and_later_formats_raise() -> None:
     topic = Topic(ORDERED)
     topic.write(b"what?", assigned(1, 3))
     assert topic.wait("digits-m3") == "digits-w1"
@@ -153,7 +153,7 @@ _RECORDS: st.SearchStrategy[PlanRecord] = st.one_of(
 
 
 @given(st.lists(_RECORDS, max_size=25))
-def test_a_worker_finds_the_slot_that_the_ledger_of_the_fleet_says(later: list[PlanRecord]) -> None:
+def test_worker_finds_the_slot_that_the_fleet_ledger_assigns(later: list[PlanRecord]) -> None:
     records = [*ORDERED[:1], LaunchRequested(0, 1, 1.0, None, "spot", "m1"), *later]
     fleet, slots = FleetLedger(), {name: SlotLedger(name) for name in ("m1", "m2")}
     newest = dict[str, Instance]()

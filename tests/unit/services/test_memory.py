@@ -15,7 +15,7 @@ from services.worker.memory import check_group_memory, group_bytes, room_for_sli
 MIB = 1 << 18  # numbers
 
 
-def test_weights_that_fit_are_let_through() -> None:
+def test_group_memory_check_accepts_weights_that_fit() -> None:
     check_group_memory(MIB, 2, 13 << 20)
     check_group_memory(MIB, 0, group_bytes())
 
@@ -25,12 +25,12 @@ def test_weights_that_fit_are_let_through() -> None:
     # No machine has this much memory.
     [(MIB, 12 << 20), (MIB << 24, group_bytes())],
 )
-def test_weights_that_do_not_fit_are_refused(numbers: int, allowed: int) -> None:
+def test_group_memory_check_rejects_weights_that_do_not_fit(numbers: int, allowed: int) -> None:
     with pytest.raises(UserError, match="half of its machine or container"):
         check_group_memory(numbers, 2, allowed)
 
 
-def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
+def test_room_for_slices_follows_the_allowed_memory() -> None:
     # A million numbers take 48 MiB on any member, and with Adam 4 * (4 * 2 + 2 + 6) / 32 MiB per
     # slice.
     def room(mib: int) -> int:
@@ -53,7 +53,7 @@ print(getrusage(RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_large_vectors_come_in_large_pages_where_the_system_has_them() -> None:
+def test_large_vectors_use_huge_pages_if_the_system_has_them() -> None:
     pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not pages.exists() or "[never]" in pages.read_text():
         pytest.skip("this system has none")

@@ -46,7 +46,7 @@ def bench(caplog: pytest.LogCaptureFixture) -> Bench:
     return Bench(caplog)
 
 
-def test_an_interruption_is_reported_once_and_makes_the_worker_leave(bench: Bench) -> None:
+def test_interruption_is_reported_once_and_makes_the_worker_leave(bench: Bench) -> None:
     watch = bench.watch()
     watch.look()
     assert not bench.leaving.is_set()
@@ -59,7 +59,7 @@ def test_an_interruption_is_reported_once_and_makes_the_worker_leave(bench: Benc
     assert bench.fields() == [{"at": at, "detail": "stop"}]
 
 
-def test_an_outage_is_reported_when_it_begins_and_ends_and_ends_nobody(bench: Bench) -> None:
+def test_outage_of_notices_is_logged_at_start_and_end_and_stops_no_worker(bench: Bench) -> None:
     watch = bench.watch()
     bench.notices.go_away()
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_an_outage_is_reported_when_it_begins_and_ends_and_ends_nobody(bench: Be
     assert bench.leaving.is_set()
 
 
-def test_a_notice_that_stands_is_found_before_any_work_is_begun(bench: Bench) -> None:
+def test_notice_that_exists_at_the_start_is_found_before_any_work(bench: Bench) -> None:
     bench.notices.interrupt(AT_S)
     thread = bench.watch().start(every_s=600.0)
     assert bench.leaving.is_set()
@@ -82,7 +82,7 @@ def test_a_notice_that_stands_is_found_before_any_work_is_begun(bench: Bench) ->
     assert not thread.is_alive()
 
 
-def test_the_watch_goes_on_after_a_fault_of_a_look(
+def test_watch_continues_after_an_unexpected_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
@@ -101,7 +101,7 @@ def test_the_watch_goes_on_after_a_fault_of_a_look(
     assert bench.leaving.is_set()
 
 
-def test_the_watch_goes_on_through_an_outage_until_the_worker_leaves(bench: Bench) -> None:
+def test_watch_continues_through_an_outage_until_the_worker_leaves(bench: Bench) -> None:
     bench.notices.go_away()
     thread = bench.watch().start(every_s=0.001)
     bench.notices.interrupt(AT_S)
@@ -111,7 +111,7 @@ def test_the_watch_goes_on_through_an_outage_until_the_worker_leaves(bench: Benc
     assert not thread.is_alive()
 
 
-def test_the_watch_ends_with_whatever_makes_the_worker_leave(bench: Bench) -> None:
+def test_watch_ends_when_the_worker_leaves_for_another_reason(bench: Bench) -> None:
     thread = bench.watch().start(every_s=600.0)
     bench.leaving.set()
     thread.join(PATIENCE_S)

@@ -44,7 +44,7 @@ def fed(*records: AuditRecord | None, every: int = 2) -> OfferedVersions:
     return versions
 
 
-def test_a_version_counts_once_its_update_was_read() -> None:
+def test_version_counts_once_its_update_is_read() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1))
     assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
     assert versions.name(ModelId(0, 2)) is None
@@ -53,7 +53,7 @@ def test_a_version_counts_once_its_update_was_read() -> None:
     assert versions.name(ModelId(0, 2)) == ModelId(0, 2)
 
 
-def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
+def test_base_version_of_a_leader_keeps_its_original_name() -> None:
     # offset   0      1    2    3               4
     # record   Lead   J=1  J=2  Lead, base J=2  J=3
     # epoch    0      0    0    3               3
@@ -61,14 +61,15 @@ def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2))
     assert versions.name(ModelId(0, 0)) == GENESIS
     assert versions.name(ModelId(3, 2)) is None
-    assert versions.may_come(ModelId(3, 2))  # its Lead is unread
+    # Its Lead is not read yet.
+    assert versions.may_come(ModelId(3, 2))
     versions.feed(3, Lead(0, made, "c2", 3))
     assert versions.name(ModelId(3, 2)) == versions.name(made) == made
     versions.feed(4, update(3, 3))
     assert versions.name(ModelId(3, 3)) == ModelId(3, 3)
 
 
-def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
+def test_reverted_version_never_counts_again() -> None:
     versions = fed(
         Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2", 3)
     )
@@ -79,7 +80,7 @@ def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
     assert versions.may_come(ModelId(3, 2))
 
 
-def test_a_version_of_the_leader_in_force_that_it_went_past_never_comes() -> None:
+def test_version_older_than_the_base_of_the_leader_never_comes() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, ModelId(0, 1), "c2", 2))
     assert not versions.may_come(ModelId(2, 0))
 
@@ -92,7 +93,7 @@ def made(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
     return UpdateApplied(epoch, version, batches, len(batches), 0.5)
 
 
-def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
+def test_first_batches_after_an_offered_version_are_known_by_stream() -> None:
     # offered   0          3                 6
     # updates   1  2  3    4    5     6      7
     # stream    a  b  ab   a    ab    bc     a
@@ -111,7 +112,7 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
     assert versions.after(ModelId(0, 9)) == {}
 
 
-def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offered() -> None:
+def test_offered_versions_are_counted_in_updates_of_the_configured_group_size() -> None:
     # every 2    update      1    2    3    4    5    6    7
     #            counts as   1    1.5  2    2.5  3    3.5  4
     a, b = of("a", 1), of("b", 2)
@@ -129,7 +130,7 @@ def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offere
     assert versions.after(ModelId(8, 3)) == {"b": (b,)}
 
 
-def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> None:
+def test_batches_of_a_reverted_update_do_not_count_as_learned() -> None:
     a, b = of("a", 1), of("b", 2)
     versions = fed(Lead(-1, GENESIS, "c1", 0), made(1, a), made(2, a), made(3, a), made(4, b))
     assert versions.after(ModelId(0, 2)) == {"a": (a,), "b": (b,)}
@@ -141,7 +142,7 @@ def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> Non
     assert versions.after(ModelId(0, 2)) == {"b": (b,)}
 
 
-def test_what_was_written_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
+def test_earlier_evaluations_are_known_unless_their_version_was_reverted() -> None:
     versions = fed(
         Lead(-1, GENESIS, "c1", 0),
         *(update(0, version) for version in range(1, 5)),
@@ -158,7 +159,7 @@ def test_what_was_written_before_is_known_but_not_of_versions_that_were_taken_ba
     assert (versions.tested, versions.predicted) == (-1, -1)
 
 
-def test_a_record_that_does_not_parse_changes_nothing() -> None:
+def test_unparsable_record_changes_no_version() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), None, update(0, 1))
     assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
 
@@ -176,7 +177,7 @@ RECORDS = st.lists(
 
 
 @given(RECORDS)
-def test_what_counts_is_what_the_history_says(records: list[AuditRecord | None]) -> None:
+def test_counted_versions_match_the_history(records: list[AuditRecord | None]) -> None:
     history, versions = History(), fed(*records)
     for offset, record in enumerate(records):
         history.feed(offset, record)

@@ -69,7 +69,8 @@ class Process:
         logger = event_logger("provisioner")
         replica = ProvisionerProcess(
             name="p1",
-            market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),  # no recorded prices here
+            # This market has no recorded prices.
+            market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),
             log=log,
             board=partial(MemoryBoard, self.redis),
             openers=partial(openers, settings),
@@ -115,51 +116,53 @@ def logged(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, o
     return [(fields["job"], fields["reason"]) for fields in found]
 
 
-def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
+def test_job_whose_fleet_cannot_be_opened_is_reported_once_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines = tmp_path / "machines"
     machines.write_text("not a directory")
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
-        until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
+        until(lambda: process.faults("digits", "unavailable") >= 3, "the job is retried")
         assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
-        machines.unlink()  # fixed by an operator
-        until(machines.is_dir, "it goes on")
-        until(lambda: process.provisions("digits"), "it is provisioned")
+        # An operator fixes the cause.
+        machines.unlink()
+        until(machines.is_dir, "the fleet is opened")
+        until(lambda: process.provisions("digits"), "the job is provisioned")
     assert logged("job_failed", caplog) == []
 
 
-def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+def test_internal_error_in_one_job_does_not_affect_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = BrokenLog()
     with running(log, tmp_path) as process:
         process.jobs.follow({"letters": record(RENTED.replace("digits", "letters")), **DIGITS})
-        until(lambda: process.faults("letters") >= 2, "one fails")
-        until(lambda: process.provisions("digits"), "the other is provisioned")
+        until(lambda: process.faults("letters") >= 2, "one job fails")
+        until(lambda: process.provisions("digits"), "the other job is provisioned")
     [(job, reason)] = logged("job_failed", caplog)
     assert job == "letters"
     assert str(reason).startswith("ValueError: ")
 
 
-def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_path: Path) -> None:
+def test_deleted_job_ends_once_its_machines_are_released(tmp_path: Path) -> None:
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
-        until(lambda: process.provisions("digits"), "it is provisioned")
+        until(lambda: process.provisions("digits"), "the job is provisioned")
         process.jobs.follow({})
-        until(lambda: not process.provisions("digits"), "it is given up")
-        process.jobs.follow({})  # it drops the job
+        until(lambda: not process.provisions("digits"), "the provisioner has left the job")
+        # The provisioner drops the job.
+        process.jobs.follow({})
 
 
-def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:
+def test_provisioner_ignores_a_job_without_provisioning(tmp_path: Path) -> None:
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow({"digits": record(JOB)})
     assert not process.provisions("digits")
 
 
-def test_a_stopped_job_is_looked_at_once_for_machines_that_it_may_have_left() -> None:
+def test_stopped_job_is_checked_once_for_leftover_machines() -> None:
     running, stopped = record(RENTED), replace(record(RENTED), wanted="stopped")
     assert [begins(running, new) for new in (True, False)] == [True, True]
     assert [begins(stopped, new) for new in (True, False)] == [True, False]

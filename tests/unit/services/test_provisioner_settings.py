@@ -45,14 +45,12 @@ def record(text: str) -> JobRecord:
     return JobRecord(spec, "running", by_stream(first), "submitted", 1000.0)
 
 
-def test_a_pool_without_a_known_price_is_taken_for_as_dear_as_on_demand() -> None:
+def test_pool_without_a_known_price_costs_as_much_as_on_demand() -> None:
     assert [pool.usd_per_hour for pool in pools_of(MARKET)] == [0.3, 0.1, 0.3]
 
 
 @pytest.mark.parametrize(("on_preemption", "policy"), [("hold", "adaptive"), ("reassign", "pools")])
-def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
-    on_preemption: str, policy: str
-) -> None:
+def test_default_policy_fits_the_on_preemption_setting(on_preemption: str, policy: str) -> None:
     asked = f"{JOB}on_preemption: {on_preemption}\nprovisioning: {{workers: 3}}\n"
     settings = provisioner_settings(record(asked), MARKET)
 
@@ -60,7 +58,7 @@ def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
     assert (settings.updates, settings.loss, settings.deadline_at_s) == (100, 0.2, 1060.0)
 
 
-def test_what_a_machine_moves_is_taken_for_twice_the_model_before_it_is_measured() -> None:
+def test_unmeasured_traffic_is_estimated_as_twice_the_model_size() -> None:
     asked = f"{JOB}provisioning: {{workers: 3}}\n"
     spec = record(asked).spec
 
@@ -68,7 +66,7 @@ def test_what_a_machine_moves_is_taken_for_twice_the_model_before_it_is_measured
     assert provisioner_settings(record(asked), MARKET).update_mb == 8 * weights / 1e6
 
 
-def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
+def test_settings_contain_the_options_of_the_pools_policy() -> None:
     asked = "workers: 3, policy: pools, max_lag_s: 300, spot_up_to: 2, reliable: 1"
     settings = provisioner_settings(
         record(f"{JOB}on_preemption: hold\nprovisioning: {{{asked}}}\n"), MARKET
@@ -77,13 +75,13 @@ def test_what_a_job_says_to_pools_is_what_the_policy_goes_by() -> None:
 
 
 @pytest.mark.parametrize("field", ["max_lag_s: 300", "spot_up_to: 2", "reliable: 1"])
-def test_what_only_pools_understands_is_refused_elsewhere(field: str) -> None:
+def test_options_of_the_pools_policy_are_rejected_for_other_policies(field: str) -> None:
     asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: chance, {field}}}\n"
     with pytest.raises(UserError, match="is for policy: pools, and this is chance"):
         parse_job(asked)
 
 
-def test_machines_beyond_streams_are_refused_where_streams_move() -> None:
+def test_spot_up_to_is_rejected_if_streams_are_reassigned() -> None:
     asked = f"{JOB}provisioning: {{workers: 3, policy: pools, max_lag_s: 60, reliable: 1}}\n"
     settings = provisioner_settings(record(asked), MARKET)
     assert (settings.max_lag_s, settings.reliable, settings.on_preemption) == (60, 1, "reassign")
@@ -91,7 +89,7 @@ def test_machines_beyond_streams_are_refused_where_streams_move() -> None:
         parse_job(asked.replace("reliable: 1", "spot_up_to: 2"))
 
 
-def test_a_lag_below_the_start_up_of_what_can_be_bought_is_refused() -> None:
+def test_max_lag_below_the_start_up_time_of_machines_is_rejected() -> None:
     slow = MARKET.model_copy(
         update={"on_demand": MARKET.on_demand.model_copy(update={"start_up_s": 69.0})}
     )
@@ -102,13 +100,13 @@ def test_a_lag_below_the_start_up_of_what_can_be_bought_is_refused() -> None:
     assert provisioner_settings(record(asked.replace("68", "69")), slow).max_lag_s == 69
 
 
-def test_no_more_machines_are_reliable_than_there_are_workers() -> None:
+def test_more_reliable_machines_than_workers_are_rejected() -> None:
     asked = "workers: 3, policy: pools, reliable: 4"
     with pytest.raises(UserError, match="reliable: 4 machines are always on demand, and there are"):
         parse_job(f"{JOB}on_preemption: hold\nprovisioning: {{{asked}}}\n")
 
 
-def test_a_job_without_provisioning_is_not_rented_for() -> None:
+def test_settings_of_a_job_without_provisioning_raise() -> None:
     with pytest.raises(UserError, match="its workers start by hand"):
         provisioner_settings(record(JOB), MARKET)
 
@@ -116,7 +114,7 @@ def test_a_job_without_provisioning_is_not_rented_for() -> None:
 BIDS = f"{JOB}on_preemption: reassign\nprovisioning: {{workers: 3, policy: bidbrain"
 
 
-def test_what_a_job_says_of_its_bids_is_passed_on() -> None:
+def test_settings_contain_the_bidding_options() -> None:
     asked = f"{BIDS}, bidbrain: {{lambda_s: 5, start_s: 60}}}}\n"
     assert provisioner_settings(record(asked), MARKET).bidding == BidSettings(5.0, 60.0)
     assert provisioner_settings(record(f"{BIDS}}}\n"), MARKET).bidding == BidSettings()
@@ -134,8 +132,6 @@ def test_what_a_job_says_of_its_bids_is_passed_on() -> None:
         (f"{BIDS}, bidbrain: {{lambda_s: -1}}}}\n", "provisioning.bidbrain.lambda_s"),
     ],
 )
-def test_bids_that_make_no_sense_for_a_job_are_refused_with_the_reason(
-    job: str, problem: str
-) -> None:
+def test_inconsistent_bidding_options_are_rejected_with_the_reason(job: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         record(job)

@@ -32,7 +32,7 @@ def sparse(size: int, number: float) -> SparseVector:
         (sparse(4, np.inf), Failed),
     ],
 )
-def test_a_gradient_is_believed_where_it_fits_and_is_finite(
+def test_gradient_is_accepted_if_it_fits_the_model_and_is_finite(
     vector: Vector | SparseVector | None, kind: type[object]
 ) -> None:
     metrics = CoordinatorMetrics()
@@ -43,7 +43,7 @@ def test_a_gradient_is_believed_where_it_fits_and_is_finite(
         assert found.reason == "not_finite"
 
 
-def test_what_came_together_reaches_the_leader_that_it_is_for_together() -> None:
+def test_replies_of_one_read_reach_their_leader_together() -> None:
     boards, received = MemoryBoards(MemoryRedis()), list[list[Reply]]()
     reader = ReplyReader(boards.replies("c1"), event_logger("test"))
     reader.follow("digits", 3, received.append)

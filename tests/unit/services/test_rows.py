@@ -29,7 +29,7 @@ def placed(batch_size: int) -> Batcher:
     return batcher
 
 
-def test_batch_has_the_rows_of_its_records_in_the_order_of_its_address() -> None:
+def test_batch_has_its_rows_in_the_order_of_its_address() -> None:
     batcher = placed(4)
     assert batcher.add(run(B, 0, [20]), 0.0) == ()
     assert batcher.add(run(A, 0, [10, 11]), 0.0) == ()
@@ -40,7 +40,7 @@ def test_batch_has_the_rows_of_its_records_in_the_order_of_its_address() -> None
     assert joined(second.rows)["x"].tolist() == [13, 14, 15, 16]
 
 
-def test_rows_of_a_partition_that_is_dropped_are_in_no_batch() -> None:
+def test_rows_of_a_dropped_partition_are_in_no_batch() -> None:
     batcher = placed(3)
     batcher.add(run(A, 0, [1]), 0.0)
     batcher.add(run(B, 0, [2]), 0.0)
@@ -50,7 +50,7 @@ def test_rows_of_a_partition_that_is_dropped_are_in_no_batch() -> None:
 
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(1, 7))
-def test_runs_of_any_sizes_give_the_same_rows(sizes: list[int], batch_size: int) -> None:
+def test_runs_of_any_size_give_the_same_rows(sizes: list[int], batch_size: int) -> None:
     batcher, start, taken = placed(batch_size), 0, list[int]()
     for size in sizes:
         for cut in batcher.add(run(A, start, range(start, start + size)), 0.0):
@@ -59,7 +59,7 @@ def test_runs_of_any_sizes_give_the_same_rows(sizes: list[int], batch_size: int)
     assert taken == list(range(start // batch_size * batch_size))
 
 
-def test_past_its_budget_a_batch_keeps_only_its_address() -> None:
+def test_batch_beyond_the_cache_budget_keeps_only_its_address() -> None:
     first, second = (Span("s", 0, 0, 2),), (Span("s", 0, 2, 4),)
     cache = BatchCache(budget_bytes=rows(1, 2)["x"].nbytes * 2)
     cache.put(first, rows(1, 2))

@@ -31,7 +31,7 @@ def offsets_of(spans: list[Span]) -> list[tuple[int, int]]:
 
 
 @given(spans_of_an_update(), st.integers(1, 200))
-def test_each_record_is_of_the_update_and_comes_once(spans: list[Span], most: int) -> None:
+def test_sample_contains_records_of_the_update_at_most_once(spans: list[Span], most: int) -> None:
     there, chosen = offsets_of(spans), sample(spans, most)
     sampled = offsets_of(chosen)
     assert len(sampled) == len(set(sampled))
@@ -42,14 +42,14 @@ def test_each_record_is_of_the_update_and_comes_once(spans: list[Span], most: in
         assert len(sampled) == min(most, len(there))
 
 
-def test_the_sample_is_spread_over_the_batches_in_proportion() -> None:
+def test_sample_is_proportional_to_the_size_of_batches() -> None:
     spans = [Span("clicks", 0, 0, 60), Span("clicks", 1, 0, 30), Span("clicks", 2, 0, 10)]
     chosen = sample(spans, 10)
     assert [span.end - span.start for span in chosen] == [6, 3, 1]
     assert [span.partition for span in chosen] == [0, 1, 2]
 
 
-def test_of_many_batches_some_are_asked_for_from_the_first_to_the_last() -> None:
+def test_sample_of_many_batches_covers_them_from_first_to_last() -> None:
     spans = [Span("clicks", 0, 10 * at, 10 * at + 10) for at in range(100)]
     chosen = sample(spans, 160)
     assert len(chosen) == MOST_PIECES

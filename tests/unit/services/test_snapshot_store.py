@@ -131,12 +131,12 @@ def part(blobs: Blobs, version: int, name: str) -> str:
 # --- checkpoints of a leader ---------------------------------------------------------------------
 
 
-def test_a_checkpoint_says_how_good_it_is_and_too_many_are_cleared_away(bench: Bench) -> None:
+def test_checkpoint_manifest_contains_the_loss_and_old_ones_are_deleted(bench: Bench) -> None:
     blobs = MemoryBlobs()
     store = bench.store(blobs)
     for version, loss in ((10, 0.5), (20, 0.1), (30, 0.4), (40, 0.3)):
         store.put(saved(version, loss=loss), checkpoint=True)
-        until(lambda: store.all_uploaded, "it is uploaded")
+        until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 30, 20]
     checkpoint = CheckpointStore(blobs, "digits").open(ModelId(3, 20))
     assert (checkpoint.manifest.loss, checkpoint.manifest.created_s) == (0.1, 1000.0)
@@ -156,7 +156,7 @@ class HangingBlobs(MemoryBlobs):
         super().put(name, data)
 
 
-def test_while_storage_hangs_hot_snapshots_go_on_and_the_newest_checkpoint_is_next(
+def test_hot_snapshots_continue_while_storage_hangs_and_newest_checkpoint_follows(
     bench: Bench,
 ) -> None:
     # storage  ──────│ hangs with 10 ────────────│ 10 │ 40 │
@@ -170,7 +170,7 @@ def test_while_storage_hangs_hot_snapshots_go_on_and_the_newest_checkpoint_is_ne
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
     assert not store.all_uploaded
     blobs.let.set()
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 10]
 
 
@@ -189,7 +189,7 @@ class RefusingBlobs(MemoryBlobs):
 
 
 @pytest.mark.parametrize("kind", ["away", "refusing"])
-def test_after_an_outage_the_newest_checkpoint_is_written_and_failures_were_counted(
+def test_newest_checkpoint_is_written_after_an_outage_and_failures_count(
     bench: Bench, kind: str
 ) -> None:
     memory, refusing = MemoryBlobs(), RefusingBlobs()
@@ -201,12 +201,12 @@ def test_after_an_outage_the_newest_checkpoint_is_written_and_failures_were_coun
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
     dying.revive(MANY)
     refusing.closed = False
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert [name.version for name in finished(memory if kind == "away" else refusing)] == [30]
     assert bench.faults == []
 
 
-def test_a_store_that_is_ended_in_an_outage_tries_no_more(bench: Bench) -> None:
+def test_closed_store_stops_retrying_during_an_outage(bench: Bench) -> None:
     store = bench.store(DyingBlobs(MemoryBlobs(), 0))
     store.put(saved(10), checkpoint=True)
     until(lambda: bench.failures() >= 1, "a failure is counted")
@@ -222,27 +222,27 @@ class BrokenBlobs(MemoryBlobs):
         raise RuntimeError(f"{len(data)} bytes of {name}: a bug")
 
 
-def test_a_bug_is_reported_to_the_actor_of_the_job(bench: Bench) -> None:
+def test_internal_error_in_an_upload_is_reported_to_the_actor_of_the_job(bench: Bench) -> None:
     bench.store(BrokenBlobs()).put(saved(10), checkpoint=True)
-    until(lambda: len(bench.faults) == 1, "the fault is told")
+    until(lambda: len(bench.faults) == 1, "the fault is reported")
     assert isinstance(bench.faults[0], RuntimeError)
 
 
-def test_checkpoint_that_a_leader_took_back_is_deleted_a_day_later(bench: Bench) -> None:
+def test_reverted_checkpoint_is_deleted_a_day_later(bench: Bench) -> None:
     # leader 3             10 ── 20 ── 30
     # leader at 1,000 s           └──── 25, a day later 26
     blobs, epoch = MemoryBlobs(), unused_number(1000.0, 1)
     wrote(blobs, saved(10), saved(20), saved(30))
     store = bench.store(blobs)
     store.put(saved(20, by=epoch), checkpoint=False)
-    until(lambda: store.age_s() == 100.0, "storage was looked at")
+    until(lambda: store.age_s() == 100.0, "storage has been listed")
     assert finished(blobs) == [ModelId(3, 30), ModelId(3, 20), ModelId(3, 10)]
     store.put(saved(25, by=epoch), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert finished(blobs) == [ModelId(epoch, 25), ModelId(3, 30), ModelId(3, 20)]
     bench.clock.advance(TAKEN_BACK_S + 1)
     store.put(saved(26, by=epoch), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert finished(blobs) == [ModelId(epoch, 26), ModelId(epoch, 25)]
 
 
@@ -251,13 +251,13 @@ def test_checkpoint_counts_as_stored_once_it_was_read_back(bench: Bench, lie: Li
     blobs = LyingBlobs()
     store = bench.store(blobs)
     store.put(saved(10), checkpoint=True)
-    until(lambda: bench.verified == [ModelId(3, 10)], "it was read back")
+    until(lambda: bench.verified == [ModelId(3, 10)], "the checkpoint is read back")
     blobs.lie = lie
     store.put(saved(20), checkpoint=True)
-    until(lambda: bench.failures() >= 1 or store.all_uploaded, "it was tried")
+    until(lambda: bench.failures() >= 1 or store.all_uploaded, "the upload is tried")
     assert (ModelId(3, 20) in bench.verified) == store.all_uploaded
     blobs.lie = None
-    until(lambda: bench.verified[-1] == ModelId(3, 20), "it was read back")
+    until(lambda: bench.verified[-1] == ModelId(3, 20), "the checkpoint is read back")
     assert blobs.deleted == []
     assert bench.faults == []
 
@@ -265,22 +265,22 @@ def test_checkpoint_counts_as_stored_once_it_was_read_back(bench: Bench, lie: Li
 # --- age of the newest checkpoint ----------------------------------------------------------------
 
 
-def test_the_age_is_that_of_the_newest_checkpoint_whoever_wrote_it(bench: Bench) -> None:
+def test_checkpoint_age_is_that_of_the_newest_checkpoint_of_any_leader(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10))  # at 900
     store = bench.store(blobs)
     assert store.age_s() is None
     store.put(saved(15, by=9), checkpoint=False)  # at 1000
-    until(lambda: store.age_s() == 100.0, "storage has told")
+    until(lambda: store.age_s() == 100.0, "storage has been listed")
     bench.clock.advance(50.0)
     assert store.age_s() == 150.0
     store.put(saved(20, by=9), checkpoint=True)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     bench.clock.advance(1.0)
     assert store.age_s() == 1.0
 
 
-def test_while_storage_is_away_the_age_counts_from_when_the_leader_began(bench: Bench) -> None:
+def test_checkpoint_age_counts_from_the_start_of_the_leader_during_an_outage(bench: Bench) -> None:
     dying = DyingBlobs(MemoryBlobs(), 0)
     store = bench.store(dying)
     store.put(saved(10), checkpoint=False)
@@ -288,11 +288,11 @@ def test_while_storage_is_away_the_age_counts_from_when_the_leader_began(bench: 
     store.put(saved(20), checkpoint=True)
     assert store.age_s() == 60.0
     dying.revive(MANY)
-    until(lambda: store.all_uploaded, "it is uploaded")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert store.age_s() == 0.0
 
 
-def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
+def test_store_without_object_storage_has_no_checkpoint_age(bench: Bench) -> None:
     store = bench.store(None)
     store.put(saved(10), checkpoint=True)
     assert store.age_s() is None
@@ -314,7 +314,7 @@ def found(store: SnapshotStore) -> dict[int, bytes | str]:
     return results
 
 
-def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> None:
+def test_torn_checkpoint_is_skipped_for_the_previous_one(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10), saved(20), saved(30))
     blobs.put(part(blobs, 30, "manifest.json"), b"{")
@@ -325,7 +325,7 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> No
     assert results[10] == b"weights of 3-10"
 
 
-def test_candidate_learns_where_storage_was_searched_and_what_was_there(bench: Bench) -> None:
+def test_search_reports_the_place_and_the_checkpoints_found(bench: Bench) -> None:
     blobs = LyingBlobs()
     wrote(blobs, saved(10), saved(20))
     blobs.put(part(blobs, 20, "manifest.json"), b"{")
@@ -340,7 +340,7 @@ def test_candidate_learns_where_storage_was_searched_and_what_was_there(bench: B
     assert store.lasting().said == f"{where}: the answer is no list"
 
 
-def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench: Bench) -> None:
+def test_job_does_not_restart_from_scratch_if_all_checkpoints_are_torn(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10), saved(20))
     whole = dict(blobs.content)
@@ -362,7 +362,7 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
     assert store.first(FIRST).snapshot == genesis(FIRST, KNOWN)
 
 
-def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
+def test_checkpoint_that_was_never_finished_does_not_prevent_a_first_start(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10))
     blobs.delete(part(blobs, 10, "manifest.json"))
@@ -374,7 +374,7 @@ def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
     assert store.first(FIRST).trainer() == b""
 
 
-def test_one_that_vanished_after_it_was_finished_is_missed(bench: Bench) -> None:
+def test_checkpoint_that_disappeared_after_completion_is_reported(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10))
     blobs.delete(part(blobs, 10, "manifest.json"))
@@ -383,7 +383,7 @@ def test_one_that_vanished_after_it_was_finished_is_missed(bench: Bench) -> None
     assert "(3-10: manifest.json is missing)" in store.unreadable
 
 
-def test_what_a_newer_program_wrote_is_not_passed_over(bench: Bench) -> None:
+def test_checkpoint_of_a_later_format_raises(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10), saved(20))
     blobs.put(part(blobs, 20, "manifest.json"), b'{"format":2}')
@@ -392,7 +392,7 @@ def test_what_a_newer_program_wrote_is_not_passed_over(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "another secret"])
-def test_a_hot_snapshot_that_no_coordinator_wrote_is_passed_over(bench: Bench, key: str) -> None:
+def test_hot_snapshot_with_wrong_key_or_later_format_is_skipped(bench: Bench, key: str) -> None:
     own, ahead = saved(1), saved(10**6, by=10**6)
     future = frame(msgspec.msgpack.encode({"format": 99}), b"")
     bench.store(None).put(own, checkpoint=False)
@@ -402,7 +402,7 @@ def test_a_hot_snapshot_that_no_coordinator_wrote_is_passed_over(bench: Bench, k
     assert [each.snapshot for each in bench.store(None).hot()] == [own.snapshot]
 
 
-def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
+def test_torn_hot_snapshot_is_skipped(bench: Bench) -> None:
     store = bench.store(None)
     store.put(saved(10), checkpoint=False)
     bench.board.put_snapshot(9, b"torn", "c1")
@@ -413,7 +413,7 @@ def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
 # --- start from other weights --------------------------------------------------------------------
 
 
-def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
+def test_first_version_uses_the_weights_of_the_origin_job(bench: Bench) -> None:
     blobs = MemoryBlobs()
     origin = StartCheckpoint(
         "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
@@ -422,7 +422,7 @@ def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
     assert (first.snapshot, first.trainer()) == (genesis(FIRST, KNOWN), b"theirs")
 
 
-def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench) -> None:
+def test_changed_or_missing_origin_weights_raise(bench: Bench) -> None:
     blobs = MemoryBlobs()
     origin = StartCheckpoint(
         "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
@@ -435,7 +435,7 @@ def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench)
         bench.store(None, origin).first(FIRST)
 
 
-def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench) -> None:
+def test_store_without_the_lease_writes_only_checkpoints(bench: Bench) -> None:
     store, saved = (
         bench.store(MemoryBlobs()),
         SnapshotFile(Snapshot(3, ModelId(3, 1), 9, 0, FIRST), b"w"),
@@ -445,12 +445,12 @@ def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench)
     store.put(saved, checkpoint=True)
 
     # The audit decides if it counts.
-    until(lambda: store.all_uploaded, "the checkpoint is there")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert store.hot() == []
     assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
 
 
-def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) -> None:
+def test_checkpoint_of_a_group_uses_the_state_that_a_member_stored(bench: Bench) -> None:
     blobs, weights = MemoryBlobs(), np.arange(3, dtype=np.float32)
     checkpoints, made = CheckpointStore(blobs, "digits"), ModelId(2, 7)
     data = packed(Kind("sgd", 3, 0, unnamed(3, 0)), weights, {})
@@ -462,7 +462,7 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
 
     store.put(SnapshotFile(snapshot, b""), checkpoint=True)
 
-    until(lambda: store.all_uploaded, "it is there")
+    until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     [found] = store.lasting().found
     assert (found.snapshot.made, found.trainer()) == (made, data)
     assert blobs.names("digits/states/") == ["digits/states/2-7.safetensors"]
@@ -478,11 +478,11 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
         hot.trainer()
 
 
-def test_a_checkpoint_for_members_is_stored_as_they_copy_it_and_says_so(bench: Bench) -> None:
+def test_checkpoint_for_a_group_is_stored_as_its_members_copy_it(bench: Bench) -> None:
     blobs, made = MemoryBlobs(), ModelId(3, 7)
     store = bench.store(blobs)
     store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
-    until(lambda: bench.stored == [made], "it is there")
+    until(lambda: bench.stored == [made], "the checkpoint is uploaded")
     assert CheckpointStore(blobs, "digits").state(made) == b"numbers"
     [found] = store.lasting().found
     assert found.snapshot.stored == (made,)

@@ -148,7 +148,7 @@ class Bench:
         return [claim for claim in claims if isinstance(claim, BatchReady)]
 
 
-def test_a_partial_batch_goes_when_its_time_has_come() -> None:
+def test_partial_batch_is_announced_after_its_linger_time() -> None:
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()
@@ -160,7 +160,7 @@ def test_a_partial_batch_goes_when_its_time_has_come() -> None:
     assert bench.cache.get(claim.address) is not None
 
 
-def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None:
+def test_batches_of_one_turn_are_announced_together() -> None:
     # b=8      3 batches are cut and decoded, which takes time for each; then all are sent at once
     bench = Bench()
     bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(19)}))
@@ -172,7 +172,7 @@ def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None
     assert cut == [3, 3, 3]
 
 
-def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_to_there() -> None:
+def test_claim_without_offset_is_decided_once_the_later_bound_is_read() -> None:
     """Another worker's claim follows, so this one is at 0 or at 1, and certainly decided at 2."""
     bench = Bench()
     bench.log.reports_no_offsets = True
@@ -195,7 +195,7 @@ def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_
     assert [each.address[0].end for each in bench.claims()] == [RECORDS, RECORDS, RECORDS + 8]
 
 
-def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> None:
+def test_end_of_a_log_without_records_is_claimed_a_second_later() -> None:
     bench = Bench()
     bench.produce(b"aborted")
     bench.log.punch(P, RECORDS)
@@ -212,7 +212,7 @@ def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> No
     assert claims == [(0, RECORDS + 1, RECORDS), (RECORDS + 1, RECORDS + 2, 0)]
 
 
-def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed(
+def test_record_below_its_position_after_truncation_stops_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # s[0]       0 1 2 3 4   5: aborted, claimed as nothing
@@ -238,7 +238,7 @@ def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed
     assert bench.claims() == []
 
 
-def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
+def test_reading_continues_if_a_partition_moves_while_a_partial_batch_is_due() -> None:
     # Both are due at once: the batch is closed, and the status says that others have its records.
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
@@ -258,7 +258,7 @@ def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
     assert (last.address[0].start, last.address[0].end, last.samples) == (3, RECORDS, 2)
 
 
-def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
+def test_smaller_batch_size_closes_an_open_batch_of_that_size() -> None:
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()
@@ -269,7 +269,7 @@ def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     assert bench.cache.get(claim.address) is not None
 
 
-def test_a_board_that_answers_and_takes_nothing_is_reported_once_and_once_that_it_is_back(
+def test_full_redis_is_reported_once_and_its_recovery_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -287,7 +287,7 @@ def test_a_board_that_answers_and_takes_nothing_is_reported_once_and_once_that_i
     ]
 
 
-def test_what_is_announced_is_counted_once_by_stream() -> None:
+def test_announced_records_are_counted_once_by_stream() -> None:
     # offset   0 1 2 3 4   5        6 7
     #          a batch     garbage  batch
     bench = Bench()
@@ -311,7 +311,7 @@ def test_what_is_announced_is_counted_once_by_stream() -> None:
     assert bench.sample("doll_worker_reading") == 0
 
 
-def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> None:
+def test_records_deleted_by_retention_are_counted_when_claimed() -> None:
     bench = Bench()
     bench.log.expire(P, 3)
     bench.stand(control_position=0, claimed=0)
@@ -324,7 +324,7 @@ def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> N
     assert bench.sample("doll_batches_announced_total") == 1
 
 
-def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> None:
+def test_batch_trace_starts_at_its_first_record_and_ends_at_its_claim() -> None:
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()
@@ -339,7 +339,7 @@ def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> 
     assert read.attributes == {"worker": W, "records": RECORDS, "skipped": 0}
 
 
-def test_record_walks_from_kafka_to_its_claim_as_contributing_lists() -> None:
+def test_record_passes_the_functions_listed_in_contributing_md() -> None:
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()

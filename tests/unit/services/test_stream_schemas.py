@@ -41,7 +41,7 @@ def waiting(registry: Registry, *ids: int) -> Bench:
     bench = Bench(registry)
     bench.produce(*framed(*ids))
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     bench.clock.advance(LINGER_S)
     bench.turn()
     assert bench.claims() == []
@@ -54,7 +54,7 @@ def claimed(bench: Bench) -> None:
     bench.turn()
 
 
-def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
+def test_records_wait_and_the_worker_lives_while_the_registry_is_unavailable() -> None:
     registry = Registry()
     bench = waiting(registry, 1, 2, 3)
     bench.clock.advance(60.0)
@@ -84,7 +84,7 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
         (AttributeError("a"), "waiting"),
     ],
 )
-def test_a_heartbeat_says_why_a_schema_is_missing(error: Exception, status: str) -> None:
+def test_heartbeat_contains_the_reason_of_a_missing_schema(error: Exception, status: str) -> None:
     class Raising(Registry):
         def schema(self, number: int) -> Schema | None:
             try:
@@ -97,10 +97,10 @@ def test_a_heartbeat_says_why_a_schema_is_missing(error: Exception, status: str)
     turn_until(bench, lambda: statuses(bench.board) == {W: status}, "the reason is on the board")
     registry.schemas = dict(SEVEN)
     turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
-    turn_until(bench, lambda: statuses(bench.board) == {W: "alive"}, "nothing is missing any more")
+    turn_until(bench, lambda: statuses(bench.board) == {W: "alive"}, "no schema is missing")
 
 
-def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_now() -> None:
+def test_records_waiting_for_a_schema_are_dropped_if_the_position_moves_ahead() -> None:
     """While 0 to 2 wait, another worker claims up to 2, so reading continues there."""
     registry = Registry()
     bench = waiting(registry, 1, 2, 3)
@@ -115,7 +115,7 @@ def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_no
     assert (claim.address[0].start, claim.address[0].end, claim.samples) == (2, 3, 1)
 
 
-def test_a_place_below_what_waits_is_read_from_its_beginning() -> None:
+def test_records_waiting_for_a_schema_are_read_again_if_the_position_goes_back() -> None:
     """The position goes back, as after a loss: the waiting records do not follow it."""
     registry = Registry()
     registry.schemas = dict(SEVEN)
@@ -123,7 +123,7 @@ def test_a_place_below_what_waits_is_read_from_its_beginning() -> None:
     bench.produce(*framed(1, 2), *framed(3, schema=8))
     registry.schemas = None
     bench.stand(control_position=0, claimed=2)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     bench.stand(control_position=5, claimed=0)
     bench.clock.advance(1.0)
     bench.turn()
@@ -135,13 +135,13 @@ def test_a_place_below_what_waits_is_read_from_its_beginning() -> None:
     assert (claim.address[0].start, claim.address[0].end, claim.samples) == (0, 3, 3)
 
 
-def test_records_of_an_id_that_does_not_exist_are_skipped_until_it_does() -> None:
+def test_records_of_an_unknown_schema_id_are_skipped_until_it_exists() -> None:
     registry = Registry()
     registry.schemas = dict(SEVEN)
     bench = Bench(registry)
     bench.produce(*framed(1), *framed(2, schema=8), *framed(3))
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked == 2, "both ids are asked for")
+    turn_until(bench, lambda: registry.asked == 2, "both ids are requested")
     bench.turn()
     claimed(bench)
     turn_until(bench, lambda: bool(bench.claims()), "the batch is claimed")
@@ -155,14 +155,14 @@ def test_records_of_an_id_that_does_not_exist_are_skipped_until_it_does() -> Non
     registry.schemas = {8: SEVEN[7]}
     bench.clock.advance(ABSENT_S)
     bench.produce(*framed(4, schema=8))
-    turn_until(bench, lambda: len(written(bench.log)) == 2, "it is asked for again")
+    turn_until(bench, lambda: len(written(bench.log)) == 2, "the id is requested again")
     bench.turn()
     claimed(bench)
     turn_until(bench, lambda: len(bench.claims()) == 2, "the next batch is claimed")
     assert bench.claims()[1].samples == 1
 
 
-def test_who_leaves_takes_nothing_of_what_waits() -> None:
+def test_leaving_worker_claims_no_waiting_records() -> None:
     registry = Registry()
     bench = waiting(registry, 1, 2)
     bench.stream.leave()
@@ -172,14 +172,14 @@ def test_who_leaves_takes_nothing_of_what_waits() -> None:
     assert bench.claims() == []
 
 
-def test_offsets_without_records_behind_what_waits_are_not_claimed() -> None:
+def test_empty_offsets_behind_waiting_records_are_not_claimed() -> None:
     registry = Registry()
     registry.schemas = None
     bench = Bench(registry)
     bench.produce(*framed(1), b"aborted")
     bench.log.punch(P, 1)
     bench.stand(control_position=0, claimed=0)
-    turn_until(bench, lambda: registry.asked > 0, "the registry is asked")
+    turn_until(bench, lambda: registry.asked > 0, "the registry receives a request")
     for _ in range(3):
         claimed(bench)
     assert bench.claims() == []

@@ -47,7 +47,7 @@ def bench(caplog: pytest.LogCaptureFixture) -> Bench:
     return Bench(caplog)
 
 
-def test_who_has_a_backlog_of_an_hour_ago_is_reported_once(
+def test_partition_an_hour_behind_is_reported_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.read(NEW, OTHER, at_s=NOW_S)
@@ -65,9 +65,7 @@ def test_who_has_a_backlog_of_an_hour_ago_is_reported_once(
 
 
 @pytest.mark.parametrize("backlog", [0, 7])
-def test_who_is_quiet_is_not_behind_and_who_is_a_little_late_is_not_reported(
-    bench: Bench, backlog: int
-) -> None:
+def test_idle_or_slightly_late_partition_is_not_reported(bench: Bench, backlog: int) -> None:
     bench.read(NEW, OTHER, at_s=NOW_S)
     bench.read(OLD, at_s=NOW_S - (FAR_BEHIND_S - 1 if backlog else 86_400))
     bench.time_lag.look({OLD: backlog})
@@ -75,7 +73,7 @@ def test_who_is_quiet_is_not_behind_and_who_is_a_little_late_is_not_reported(
     assert bench.behind_s("old") == (FAR_BEHIND_S - 1 if backlog else 0)
 
 
-def test_what_somebody_else_reads_by_now_is_forgotten(bench: Bench) -> None:
+def test_revoked_partition_is_forgotten(bench: Bench) -> None:
     bench.read(NEW, OTHER, at_s=NOW_S)
     bench.read(OLD, at_s=NOW_S - 3_600)
     bench.time_lag.look({OLD: 500})
@@ -85,7 +83,7 @@ def test_what_somebody_else_reads_by_now_is_forgotten(bench: Bench) -> None:
     assert bench.events() == ["partition_far_behind"]
 
 
-def test_a_look_is_due_now_and_then(bench: Bench) -> None:
+def test_poll_is_due_after_its_interval(bench: Bench) -> None:
     assert [bench.time_lag.due(now) for now in (0.0, 0.1, LOOK_S, LOOK_S + 0.1)] == [
         *(True, False, True, False)
     ]

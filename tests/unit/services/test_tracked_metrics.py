@@ -49,7 +49,7 @@ def points(records: Sequence[AuditRecord | None], every_updates: int = 2) -> lis
     ]
 
 
-def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
+def test_update_metrics_are_averaged_over_the_records_of_several_updates() -> None:
     found = points([lead(E1), update(1, 1.0, 10), update(2, 0.5, 30), update(3, 0.25)])
     assert found == [
         Metric("train/loss", 0.625, 102.0, 2),
@@ -59,7 +59,7 @@ def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
     ]
 
 
-def test_metric_is_the_mean_over_records_with_a_value_and_none_replaces_the_loss() -> None:
+def test_metric_is_averaged_over_its_records_and_never_replaces_the_loss() -> None:
     first = replace(update(1, 1.0), metrics={"half": 4.0, "loss": 7.0}, measured={"half": 2})
     second = replace(update(2, 3.0), metrics={})
     third = replace(update(3, 2.0, 8), metrics={"half": 1.0}, measured={"half": 1})
@@ -68,7 +68,7 @@ def test_metric_is_the_mean_over_records_with_a_value_and_none_replaces_the_loss
     assert means == {"train/loss": pytest.approx(2.0), "train/half": 3.0}
 
 
-def test_what_a_leader_without_a_lead_writes_is_published_to_nobody() -> None:
+def test_updates_of_a_deposed_leader_give_no_points() -> None:
     zombie = update(2, 7.0, epoch=E1)
     found = points(
         [lead(E1), update(1, 1.0), lead(E2, E1, ModelId(E1, 1)), zombie, update(2, 0.5, epoch=E2)]
@@ -78,7 +78,7 @@ def test_what_a_leader_without_a_lead_writes_is_published_to_nobody() -> None:
     ]
 
 
-def test_after_a_takeover_the_versions_that_were_taken_back_are_reported_anew_and_later() -> None:
+def test_reverted_versions_are_reported_again_after_a_takeover() -> None:
     # version  1   2   3   4 | taken back to 2 |  3   4
     first: list[AuditRecord] = [lead(E1), *(update(n, 1.0) for n in (1, 2, 3, 4))]
     again: list[AuditRecord] = [
@@ -94,7 +94,7 @@ def test_after_a_takeover_the_versions_that_were_taken_back_are_reported_anew_an
     ]
 
 
-def test_evaluations_and_drifts_are_reported_by_the_version_that_they_are_of() -> None:
+def test_evaluations_and_drifts_are_reported_at_their_version() -> None:
     version = ModelId(E1, 1)
     evaluated = Evaluated(version, 55.5, 60, {"loss": 0.5}, {"left": {"loss": 0.25}})
     taken_back = Evaluated(ModelId(E2, 1), 56.0, 60, {"loss": 9.0})
@@ -107,16 +107,14 @@ def test_evaluations_and_drifts_are_reported_by_the_version_that_they_are_of() -
     ]
 
 
-def test_what_is_not_finite_is_left_out_and_names_are_made_legal() -> None:
+def test_non_finite_metrics_are_left_out_and_names_become_valid() -> None:
     metrics = {"loss": float("inf"), "my:metric/é %": 0.5}
     evaluated = Evaluated(ModelId(E1, 1), 55.5, 60, metrics)
     [found] = points([lead(E1), update(1, 1.0), evaluated])
     assert (found.name, found.value) == ("test/my_metric_é__", 0.5)
 
 
-def test_the_rest_is_reported_at_the_end_of_a_job_and_is_the_same_whenever_it_is_asked_for() -> (
-    None
-):
+def test_remaining_metrics_at_the_end_of_a_job_can_be_read_repeatedly() -> None:
     fold = TrackedMetrics(2)
     assert fold.rest() == []
     records: list[AuditRecord] = [lead(E1), *(update(n, 1.0 / n) for n in (1, 2, 3))]

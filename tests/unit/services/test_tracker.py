@@ -76,9 +76,9 @@ class Tracked:
         """Make versions, and evaluate each."""
         for version in versions:
             self.world.update(version)
-            self.judge(version)
+            self.evaluate(version)
 
-    def judge(self, version: int) -> None:
+    def evaluate(self, version: int) -> None:
         """Evaluate a version."""
         model = ModelId(self.world.epoch, version)
         self.world.write(Evaluated(model, 50.0 + version, 60, {"loss": 1.0 / version}))
@@ -124,7 +124,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [str(fields_of(each)["reason"]) for each in records]
 
 
-def test_run_has_the_job_s_settings_its_curves_and_its_position(tracked: Tracked) -> None:
+def test_run_contains_job_settings_curves_and_position(tracked: Tracked) -> None:
     tracked.learn(1, 2)
     due = tracked.start().turn()
     assert due is not None
@@ -142,11 +142,11 @@ def test_run_has_the_job_s_settings_its_curves_and_its_position(tracked: Tracked
     assert (tracked.count("points_total"), tracked.count("waiting_records")) == (3.0, 0.0)
 
 
-def test_server_that_is_away_costs_nothing_and_gets_everything_when_it_is_back(
+def test_tracker_sends_everything_after_an_outage_of_the_server(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # told    1       |  away  ....  | back
-    # judged  1   2   3        4     |
+    # sent       1       |  outage  ....  | recovery
+    # evaluated  1   2   3          4     |
     caplog.set_level("INFO")
     tracker = tracked.start()
     tracked.learn(1)
@@ -166,7 +166,7 @@ def test_server_that_is_away_costs_nothing_and_gets_everything_when_it_is_back(
     assert any(each.getMessage() == "tracking_recovered" for each in caplog.records)
 
 
-def test_whoever_comes_after_a_tracker_that_died_goes_on_with_its_run(tracked: Tracked) -> None:
+def test_next_tracker_continues_the_run_of_a_dead_one(tracked: Tracked) -> None:
     tracked.learn(1)
     tracked.start().turn()
     sent = [tracked.count("points_total")]
@@ -178,7 +178,7 @@ def test_whoever_comes_after_a_tracker_that_died_goes_on_with_its_run(tracked: T
     assert sent == [1.0, 2.0]
 
 
-def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None:
+def test_points_whose_answer_was_lost_are_stored_once(tracked: Tracked) -> None:
     tracked.learn(1, 2)
     tracked.save(2)
     tracker = tracked.start()
@@ -193,7 +193,7 @@ def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None
     assert tracked.server.aliases == {(NAME, "newest"): "1", (NAME, "best"): "1"}
 
 
-def test_two_trackers_of_a_job_come_to_one_run_with_each_point_once(tracked: Tracked) -> None:
+def test_two_trackers_of_a_job_share_one_run_without_duplicate_points(tracked: Tracked) -> None:
     both = [tracked.start(), tracked.start()]
     for version in (1, 2, 3):
         tracked.learn(version)
@@ -202,7 +202,7 @@ def test_two_trackers_of_a_job_come_to_one_run_with_each_point_once(tracked: Tra
     assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3)]
 
 
-def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) -> None:
+def test_resubmitted_job_has_its_own_run(tracked: Tracked) -> None:
     tracker = tracked.start()
     tracker.turn()
     assert tracked.record is not None
@@ -212,7 +212,7 @@ def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) ->
     assert [run.status for run in tracked.server.runs.values()] == ["KILLED", "RUNNING"]
 
 
-def test_newcomer_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_written(
+def test_new_tracker_sends_no_requests_while_it_reads_a_long_topic(
     tracked: Tracked,
 ) -> None:
     for version in range(1, 1501):
@@ -224,10 +224,11 @@ def test_newcomer_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_writt
     again = tracked.start()
     again.turn()
     again.turn()
-    assert tracked.server.calls == calls + 1  # it found its run
+    # The new tracker requests only its run.
+    assert tracked.server.calls == calls + 1
 
 
-def test_a_refusal_is_reported_once_and_tried_again_until_a_person_has_seen_to_it(
+def test_rejected_request_is_reported_once_and_retried(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked.server.experiments.clear()
@@ -242,7 +243,7 @@ def test_a_refusal_is_reported_once_and_tried_again_until_a_person_has_seen_to_i
     assert tracked.losses() == [(1, 1.0)]
 
 
-def test_without_a_server_the_log_and_the_job_s_state_say_what_to_set(
+def test_missing_server_setting_is_named_in_log_and_job_state(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = tracked.start(Settings(blobs=tracked.url))
@@ -254,7 +255,7 @@ def test_without_a_server_the_log_and_the_job_s_state_say_what_to_set(
     assert tracked.world.board.unable() == {"evaluator e1": said}
 
 
-def test_a_run_that_somebody_deleted_is_made_anew_with_all_that_it_had(tracked: Tracked) -> None:
+def test_deleted_run_is_created_again_with_all_its_points(tracked: Tracked) -> None:
     tracker = tracked.start()
     tracked.learn(1, 2)
     tracker.turn()
@@ -266,7 +267,7 @@ def test_a_run_that_somebody_deleted_is_made_anew_with_all_that_it_had(tracked: 
 
 
 @pytest.mark.parametrize(("finished", "status"), [(True, "FINISHED"), (False, "KILLED")])
-def test_a_run_ends_with_the_job_and_goes_on_with_it(
+def test_run_ends_with_its_job_and_continues_if_the_job_is_resumed(
     tracked: Tracked, status: str, *, finished: bool
 ) -> None:
     tracked.learn(1, 2, 3)
@@ -276,7 +277,7 @@ def test_a_run_ends_with_the_job_and_goes_on_with_it(
     assert running is not None
     tracked.record = replace(running, wanted="stopped", finished=finished)
     # A late evaluator reports the last version.
-    tracked.judge(3)
+    tracked.evaluate(3)
     assert tracker.turn() is None
     [run] = tracked.server.runs.values()
     assert run.status == status
@@ -288,7 +289,7 @@ def test_a_run_ends_with_the_job_and_goes_on_with_it(
     assert run.status == "RUNNING"
 
 
-def test_a_job_whose_leader_still_writes_is_not_over(tracked: Tracked) -> None:
+def test_run_continues_while_the_leader_of_a_stopped_job_still_writes(tracked: Tracked) -> None:
     assert tracked.record is not None
     tracked.record = replace(tracked.record, wanted="stopped")
     tracked.world.board.hold_lease("c1", 60.0)
@@ -298,7 +299,7 @@ def test_a_job_whose_leader_still_writes_is_not_over(tracked: Tracked) -> None:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tracked) -> None:
+def test_checkpoints_become_versions_with_aliases_and_tags(tracked: Tracked) -> None:
     tracker = tracked.start()
     for version, loss in ((1, 0.25), (2, 0.5), (3, 0.75)):
         tracked.learn(version)
@@ -318,7 +319,7 @@ def test_checkpoints_are_versions_with_aliases_and_say_what_they_are(tracked: Tr
     assert (last.tags["doll.job"], last.tags["doll.incarnation"]) == (NAME, "1")
 
 
-def test_registered_version_has_the_figures_of_the_test_set_even_if_they_come_later(
+def test_registered_version_gets_its_test_figures_even_if_they_come_later(
     tracked: Tracked,
 ) -> None:
     def figures() -> dict[str, object]:
@@ -335,18 +336,19 @@ def test_registered_version_has_the_figures_of_the_test_set_even_if_they_come_la
     calls = tracked.server.calls
     tracker.turn()
     idle = tracked.server.calls - calls
-    tracked.judge(2)
+    tracked.evaluate(2)
     tracker.turn()
     assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
     calls = tracked.server.calls
     tracker.turn()
-    assert tracked.server.calls - calls == idle  # nothing is left to do
+    # Nothing is left to do.
+    assert tracked.server.calls - calls == idle
 
     tracked.start().turn()
     assert figures() == {"1": {"loss": 1.0}, "2": {"loss": 0.5}}
 
 
-def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> None:
+def test_version_of_a_deleted_checkpoint_is_tagged_as_not_kept(tracked: Tracked) -> None:
     tracker = tracked.start()
     for version in (1, 2, 3, 4):
         tracked.learn(version)
@@ -356,7 +358,7 @@ def test_a_version_whose_checkpoint_was_deleted_says_so(tracked: Tracked) -> Non
     assert kept == {"1": "false", "2": "false", "3": "true", "4": "true"}
 
 
-def test_checkpoints_are_registered_once_whoever_looks(tracked: Tracked) -> None:
+def test_checkpoints_are_registered_once_across_trackers(tracked: Tracked) -> None:
     tracked.learn(1, 2)
     tracked.save(1)
     tracked.save(2)
@@ -365,7 +367,7 @@ def test_checkpoints_are_registered_once_whoever_looks(tracked: Tracked) -> None
     assert tracked.versions() == {"1": "1", "2": "2"}
 
 
-def test_what_a_takeover_took_back_is_no_version(tracked: Tracked) -> None:
+def test_reverted_checkpoint_becomes_no_version(tracked: Tracked) -> None:
     # checkpoint 1 ── 2 of the first leader, who lost 2 to one that began with 1
     tracked.learn(1, 2)
     tracked.save(1)
@@ -377,7 +379,7 @@ def test_what_a_takeover_took_back_is_no_version(tracked: Tracked) -> None:
     assert tracked.server.aliases[NAME, "newest"] == "1"
 
 
-def test_a_checkpoint_that_is_ahead_of_what_was_read_waits(tracked: Tracked) -> None:
+def test_checkpoint_ahead_of_the_topic_read_so_far_is_not_registered(tracked: Tracked) -> None:
     tracked.learn(1)
     tracked.save(1)
     epoch = tracked.world.epoch
@@ -387,7 +389,7 @@ def test_a_checkpoint_that_is_ahead_of_what_was_read_waits(tracked: Tracked) -> 
     assert tracked.versions() == {}
 
 
-def test_a_path_of_a_machine_is_no_source_that_a_server_takes(tracked: Tracked) -> None:
+def test_checkpoint_in_a_local_folder_has_a_doll_url_as_its_source(tracked: Tracked) -> None:
     tracked.url = "file:///var/doll"
     tracked.learn(1)
     tracked.save(1)
@@ -396,7 +398,7 @@ def test_a_path_of_a_machine_is_no_source_that_a_server_takes(tracked: Tracked) 
     assert source == f"doll://{NAME}/{tracked.world.epoch}-1"
 
 
-def test_without_storage_curves_are_logged_all_the_same(
+def test_curves_are_logged_without_object_storage(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked.learn(1)
@@ -405,7 +407,7 @@ def test_without_storage_curves_are_logged_all_the_same(
     assert "set DOLL_BLOBS" in complaints(caplog)[0]
 
 
-def test_jobs_that_ask_for_it_are_tracked_and_no_others(tracked: Tracked) -> None:
+def test_tracker_takes_only_jobs_with_tracking(tracked: Tracked) -> None:
     assert tracked.record is not None
     plain = replace(tracked.record, spec=parse_job(JOB))
     stopped = replace(tracked.record, wanted="stopped")
@@ -420,7 +422,7 @@ def test_jobs_that_ask_for_it_are_tracked_and_no_others(tracked: Tracked) -> Non
     assert [tracks(*each) for each in asked] == [True, True, False, False, True, False]
 
 
-def test_a_job_that_was_deleted_meanwhile_has_no_tracker(tracked: Tracked) -> None:
+def test_tracker_of_a_deleted_job_raises(tracked: Tracked) -> None:
     tracked.record = None
     with pytest.raises(NotFoundError):
         tracked.start()

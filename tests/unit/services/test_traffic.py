@@ -74,7 +74,7 @@ def _copy(group: Group, rank: int) -> None:  # noqa: ARG001
         (_copy, [12, 0, 0], [0, 6, 6]),
     ],
 )
-def test_a_collective_counts_for_what_a_ring_takes(
+def test_collective_counts_the_bytes_of_a_ring(
     call: Callable[[Group, int], None], sent: list[int], received: list[int]
 ) -> None:
     members = Members(3)
@@ -87,7 +87,7 @@ def test_a_collective_counts_for_what_a_ring_takes(
     assert [count.traffic.total for count in members.counts] == totals
 
 
-def test_one_alone_moves_nothing_and_what_breaks_off_counts_for_nothing() -> None:
+def test_single_member_or_failed_collective_counts_no_bytes() -> None:
     alone = Members(1)
     alone.all(lambda group, _: group.form())
     alone.all(_sum)

@@ -50,7 +50,7 @@ class Walk:
             self.stops.append(stop)
 
 
-def test_claim_walks_as_contributing_lists() -> None:
+def test_claim_passes_the_functions_listed_in_contributing_md() -> None:
     log, redis, walk = MemoryLog(), MemoryRedis(), Walk()
     log.create_topics([NewTopic("clinic-a")])
     job_store = JobOperations(log)
@@ -66,7 +66,7 @@ def test_claim_walks_as_contributing_lists() -> None:
             actor.turn()
             return actor.leads
 
-        until(leads, "it leads")
+        until(leads, "the replica leads")
         while actor.take_in():
             pass
         claim = encode_claim(BatchReady(WorkerId("w"), (Span("clinic-a", 0, 0, 2),), 2))

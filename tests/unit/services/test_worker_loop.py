@@ -99,7 +99,7 @@ class FailingBoard(MemoryBoard):
         raise OutsideError(f"no triggers in {stream!r} after {after} within {timeout_s}")
 
 
-def _nobody(_: JobSpec) -> GroupAccess:
+def _no_group(_: JobSpec) -> GroupAccess:
     """Fail, because these jobs need no other workers."""
     raise AssertionError("the coordinator holds the weights")
 
@@ -121,7 +121,7 @@ class Bench:
         logger = event_logger("worker")
         return JobWorker(
             *(WorkerId("w1"), record, settings, self.log, self.board, self.observers, logger),
-            access=_nobody,
+            access=_no_group,
         )
 
     def produce(self) -> None:
@@ -157,13 +157,13 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_worker_that_is_asked_to_leave_leaves_nothing(bench: Bench) -> None:
+def test_leaving_worker_leaves_no_threads_members_or_metrics(bench: Bench) -> None:
     bench.produce()
     bench.run(count=20)
     assert bench.is_clean()
 
 
-def test_a_worker_that_cannot_be_made_has_not_joined(bench: Bench) -> None:
+def test_worker_that_cannot_be_built_does_not_join(bench: Bench) -> None:
     bench.log.refuses_spans = True
     with pytest.raises(OutsideError, match="no reader of spans"):
         bench.worker()
@@ -179,7 +179,7 @@ def test_a_worker_that_cannot_be_made_has_not_joined(bench: Bench) -> None:
         (job(records=10**15), SETTINGS, UserError),
     ],
 )
-def test_a_task_that_is_missing_or_makes_no_model_is_said_before_anything_is_joined(
+def test_worker_with_missing_or_invalid_task_raises_before_it_joins(
     bench: Bench, spec: JobSpec, settings: Settings, error: type[UserError]
 ) -> None:
     with pytest.raises(error):
@@ -187,14 +187,14 @@ def test_a_task_that_is_missing_or_makes_no_model_is_said_before_anything_is_joi
     assert bench.is_clean()
 
 
-def test_a_gradient_thread_that_fails_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+def test_failed_gradient_thread_ends_the_worker_without_leftovers(bench: Bench) -> None:
     bench.board = FailingBoard(MemoryRedis(lambda: 0.0), NAME)
     with pytest.raises(OutsideError, match="no triggers"):
         bench.run()
     assert bench.is_clean()
 
 
-def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+def test_deleted_control_topic_ends_the_worker_without_leftovers(bench: Bench) -> None:
     bench.produce()
     bench.log.delete_topics([control_topic(NAME)])
     with pytest.raises((UnknownTopicError, DeliveryError)):
@@ -202,7 +202,7 @@ def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Be
     assert bench.is_clean()
 
 
-def test_a_control_topic_that_is_gone_before_a_claim_is_found_in_it_ends_the_work(
+def test_control_topic_deleted_before_a_claim_is_found_ends_the_worker(
     bench: Bench,
 ) -> None:
     # claim   sent, and Kafka has it without an offset, so the worker requests the topic's end
@@ -214,7 +214,7 @@ def test_a_control_topic_that_is_gone_before_a_claim_is_found_in_it_ends_the_wor
     assert bench.is_clean()
 
 
-def test_an_announcement_that_is_refused_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+def test_rejected_claim_ends_the_worker_without_leftovers(bench: Bench) -> None:
     bench.produce()
     bench.log.configure(control_topic(NAME), {"max.message.bytes": "1"})
     with pytest.raises(DeliveryError):
@@ -222,7 +222,7 @@ def test_an_announcement_that_is_refused_ends_the_work_and_leaves_nothing(bench:
     assert bench.is_clean()
 
 
-def test_whoever_asks_in_vain_what_the_job_is_leaves_nothing(bench: Bench) -> None:
+def test_worker_that_cannot_read_the_jobs_ends_without_leftovers(bench: Bench) -> None:
     def look() -> JobSpec | None:
         raise OutsideError("no jobs topic")
 
@@ -231,7 +231,7 @@ def test_whoever_asks_in_vain_what_the_job_is_leaves_nothing(bench: Bench) -> No
     assert bench.is_clean()
 
 
-def test_the_process_goes_on_with_the_job_once_it_is_mended(bench: Bench) -> None:
+def test_process_works_on_the_job_again_once_the_error_is_fixed(bench: Bench) -> None:
     bench.produce()
     bench.log.refuses_spans = True
     with pytest.raises(OutsideError):
@@ -247,7 +247,7 @@ def claims(log: MemoryLog) -> int:
     return log.bounds(Partition(control_topic(NAME), 0)).end
 
 
-def test_a_stream_that_was_truncated_ends_nothing(bench: Bench) -> None:
+def test_worker_continues_after_its_stream_was_truncated(bench: Bench) -> None:
     bench.produce()
     ahead = dict.fromkeys(PLACES, 99)
     bench.board.put_leader_status(LeaderStatus(0, 1, ahead, 0, 0, 1, ahead))

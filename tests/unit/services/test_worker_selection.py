@@ -114,7 +114,7 @@ def named(record: JobRecord | None) -> str:
 # --- start ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_starts_joins_at_its_first_look_though_nobody_leads_yet(
+def test_worker_joins_a_new_job_that_has_no_leader_yet(
     bench: Bench,
 ) -> None:
     worker = bench.worker()
@@ -127,7 +127,7 @@ def test_a_worker_that_starts_joins_at_its_first_look_though_nobody_leads_yet(
     assert bench.placement().job == "digits"
 
 
-def test_workers_that_start_together_spread_over_jobs_that_nobody_leads_yet(bench: Bench) -> None:
+def test_workers_that_start_together_spread_over_jobs_without_leader(bench: Bench) -> None:
     bench.submit("a", "b", "c")
     workers = [bench.worker(f"w{number}") for number in range(6)]
     for worker in workers:
@@ -136,7 +136,7 @@ def test_workers_that_start_together_spread_over_jobs_that_nobody_leads_yet(benc
     assert sorted(named(worker.selected()) for worker in workers) == list("aabbcc")
 
 
-def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
+def test_starting_worker_joins_the_job_that_needs_it(bench: Bench) -> None:
     bench.submit("a", "b", "c")
     for job, backlog in {"a": 0, "b": 9000, "c": 0}.items():
         bench.demand(job, backlog)
@@ -148,7 +148,7 @@ def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
-def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
+def test_worker_does_not_join_a_stopped_or_paused_job(bench: Bench, wanted: str) -> None:
     bench.submit("digits")
     bench.job_store.patch("digits", "enough", wanted="stopped" if wanted == "stopped" else "paused")
     worker = bench.worker()
@@ -160,7 +160,7 @@ def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, want
 # --- choice of a job -----------------------------------------------------------------------------
 
 
-def test_a_worker_leaves_a_drained_job_for_one_that_has_work(bench: Bench) -> None:
+def test_worker_leaves_a_drained_job_for_one_with_work(bench: Bench) -> None:
     # second   0              1                 2
     # w0       at a           says "goes b"     at b
     bench.submit("a", "b")
@@ -180,7 +180,7 @@ def test_a_worker_leaves_a_drained_job_for_one_that_has_work(bench: Bench) -> No
     assert [line["before"] for line in bench.events("job_selected")] == ["", "a"]
 
 
-def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
+def test_worker_limited_to_one_job_stays_and_is_published_as_pinned(bench: Bench) -> None:
     bench.submit("a", "b")
     worker = bench.worker(only="a")
     bench.turns(worker, 5, a=0, b=9000)
@@ -192,7 +192,7 @@ def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
     assert named(worker.selected()) == "a"
 
 
-def test_a_worker_whose_partitions_wait_for_its_return_stays(bench: Bench) -> None:
+def test_worker_whose_partitions_wait_for_its_return_stays(bench: Bench) -> None:
     bench.submit("a", on_preemption="hold")
     worker = bench.worker()
     worker.turn()
@@ -203,7 +203,7 @@ def test_a_worker_whose_partitions_wait_for_its_return_stays(bench: Bench) -> No
     assert bench.placement().pinned
 
 
-def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
+def test_worker_with_needed_weights_stays_while_its_job_runs(
     bench: Bench,
 ) -> None:
     bench.submit("a")
@@ -219,7 +219,7 @@ def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
     assert named(worker.selected()) == "b"
 
 
-def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> None:
+def test_workers_stay_while_redis_is_unavailable_or_empty(bench: Bench) -> None:
     bench.submit("a", "b")
     worker = bench.worker()
     bench.turns(worker, 3, a=9000, b=0)
@@ -233,7 +233,7 @@ def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> N
     assert [line["event"] for line in bench.events("redis_unavailable")] == ["redis_unavailable"]
 
 
-def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:
+def test_worker_continues_while_kafka_is_unavailable(bench: Bench) -> None:
     bench.submit("a")
     worker = bench.worker()
     bench.turns(worker, 1)
@@ -259,7 +259,7 @@ class Refusing:
         raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
 
 
-def test_caller_that_redis_refuses_gets_an_error_at_once(bench: Bench) -> None:
+def test_worker_raises_at_once_if_redis_refuses(bench: Bench) -> None:
     bench.submit("a")
     worker = bench.worker(roster=Refusing())
 
@@ -270,7 +270,7 @@ def test_caller_that_redis_refuses_gets_an_error_at_once(bench: Bench) -> None:
 # --- the worker's job ----------------------------------------------------------------------------
 
 
-def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
+def test_worker_sees_changes_of_its_job(bench: Bench) -> None:
     bench.submit("digits")
     worker = bench.worker()
     worker.turn()
@@ -285,7 +285,7 @@ def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("why", ["stopped", "deleted", "another"])
-def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
+def test_worker_leaves_a_stopped_deleted_or_replaced_job(bench: Bench, why: str) -> None:
     bench.submit("digits")
     worker = bench.worker(only="digits")
     worker.turn()
@@ -301,7 +301,7 @@ def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
     assert worker.still(job) is None
 
 
-def test_a_worker_that_leaves_takes_its_record_away(bench: Bench) -> None:
+def test_closing_worker_removes_its_placement(bench: Bench) -> None:
     bench.submit("digits")
     worker = bench.worker()
     worker.turn()
@@ -310,7 +310,7 @@ def test_a_worker_that_leaves_takes_its_record_away(bench: Bench) -> None:
     assert [it for it in bench.roster.read() if isinstance(it, WorkerPlacement)] == []
 
 
-def test_records_that_nobody_keeps_are_removed_by_whoever_sees_them(bench: Bench) -> None:
+def test_abandoned_roster_records_are_removed_by_a_live_worker(bench: Bench) -> None:
     bench.roster.put([JobDemand("gone"), WorkerPlacement("dead")])
     worker = bench.worker()
     bench.turns(worker, 59)
@@ -334,7 +334,7 @@ def failed(worker: JobSelector, error: BaseException) -> None:
         worker.failed(job.spec.name, raised)
 
 
-def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> None:
+def test_failed_job_is_avoided_for_a_while(bench: Bench) -> None:
     bench.submit("bad", "good")
     worker = bench.worker()
     bench.turns(worker, 1, bad=90_000, good=1)
@@ -346,11 +346,12 @@ def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> No
     assert named(worker.selected()) == "good"
     assert bench.placement().avoided == ("bad",)
     bench.turns(worker, 8, bad=90_000, good=1)
-    assert bench.placement().avoided == ()  # the job may be tried again
+    # The job may be tried again.
+    assert bench.placement().avoided == ()
     assert named(worker.selected()) == "bad"
 
 
-def test_a_job_whose_task_is_not_here_is_left_to_others_and_reported_once(bench: Bench) -> None:
+def test_job_with_unavailable_task_is_avoided_and_reported_once(bench: Bench) -> None:
     bench.submit("alien", task=TaskSpec(entrypoint="alien.tasks:Task"))
     worker = bench.worker()
     bench.turns(worker, 3)
@@ -363,7 +364,7 @@ def test_a_job_whose_task_is_not_here_is_left_to_others_and_reported_once(bench:
     assert named(worker.selected()) == "digits"
 
 
-def test_each_failure_in_a_row_doubles_the_pause_and_a_healthy_minute_ends_the_row(
+def test_pause_doubles_with_each_failure_until_a_healthy_minute(
     bench: Bench,
 ) -> None:
     bench.submit("bad")
@@ -385,7 +386,7 @@ def test_each_failure_in_a_row_doubles_the_pause_and_a_healthy_minute_ends_the_r
     assert named(worker.selected()) == "bad"
 
 
-def test_a_failure_is_reported_once_with_its_traceback_and_counted_each_time(bench: Bench) -> None:
+def test_job_failure_is_logged_once_with_traceback_and_counted_each_time(bench: Bench) -> None:
     bench.submit("bad")
     worker = bench.worker(only="bad")
     for _ in range(3):
@@ -400,7 +401,7 @@ def test_a_failure_is_reported_once_with_its_traceback_and_counted_each_time(ben
     assert b'doll_job_faults_total{job_name="bad",kind="fault"} 3.0' in bench.metrics.exposed()
 
 
-def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Bench) -> None:
+def test_unavailable_server_is_retried_soon_and_not_counted_as_job_failure(bench: Bench) -> None:
     bench.submit("digits")
     worker = bench.worker(only="digits")
     for _ in range(9):
@@ -413,14 +414,14 @@ def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Benc
     assert len(bench.events("job_waits")) == 1
 
 
-def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(bench: Bench) -> None:
+def test_worker_leaves_a_purged_job_for_the_next_one_of_its_name(bench: Bench) -> None:
     bench.submit("digits")
     by_hand, machine = bench.worker("w0", "digits"), bench.worker("w1", "digits.I2")
     bench.turns(by_hand)
     bench.turns(machine)
     first = by_hand.selected()
     assert first is not None
-    assert machine.selected() is None, "its own job is not there yet"
+    assert machine.selected() is None, "its own job does not exist yet"
     bench.job_store.patch("digits", "enough", wanted="stopped")
     bench.job_store.free("digits")
     bench.submit("digits")

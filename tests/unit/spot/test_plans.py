@@ -52,7 +52,7 @@ replace = msgspec.structs.replace
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_what_is_written_is_read(record: PlanRecord) -> None:
+def test_plan_records_round_trip(record: PlanRecord) -> None:
     assert decode_plan(encode_plan(record)) == record
 
 
@@ -67,25 +67,23 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
         (replace(ordered(1), bid_usd_per_hour=float("nan")), "is read as another message"),
     ],
 )
-def test_a_record_that_makes_no_sense_is_refused_by_its_field(
-    record: PlanRecord, expected: str
-) -> None:
+def test_invalid_plan_record_is_rejected_by_its_field(record: PlanRecord, expected: str) -> None:
     with pytest.raises(WireError, match=expected):
         encode_plan(record)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"type":"taken"}', b'{"type":"lead"}'])
-def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
+def test_decode_plan_of_invalid_bytes_raises_wire_error(data: bytes) -> None:
     with pytest.raises(WireError, match="plan: "):
         decode_plan(data)
 
 
-def test_a_record_of_a_later_format_is_not_passed_over() -> None:
+def test_plan_record_of_a_later_format_raises_future_format_error() -> None:
     with pytest.raises(FutureFormatError, match="of format 2, expected at most 1"):
         decode_plan(b'{"type":"planned","format":2}')
 
 
-def test_each_launch_has_a_token_of_its_own_that_a_provider_takes() -> None:
+def test_client_token_is_unique_and_at_most_64_characters() -> None:
     tokens = {client_token(job, launch) for job in ("a", "a/1") for launch in (1, 11)}
 
     assert len(tokens) == 4

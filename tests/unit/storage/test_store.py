@@ -95,14 +95,14 @@ def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
 # --- without faults ------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_read_as_it_was_saved(blobs: Blobs) -> None:
+def test_checkpoint_is_read_as_it_was_saved(blobs: Blobs) -> None:
     store = filled(blobs, NEW)
     assert read(store, NEW) == parts(NEW)
     with pytest.raises(CorruptError, match=r"does not list optimizer\.bin"):
         store.open(NEW).read("optimizer.bin")
 
 
-def test_its_manifest_says_what_is_in_it(blobs: Blobs) -> None:
+def test_manifest_describes_the_checkpoint(blobs: Blobs) -> None:
     rated(blobs, {OLD: None, NEW: 0.5})
     data = blobs.get(FOLDER + "manifest.json")
     assert data is not None
@@ -115,14 +115,14 @@ def test_its_manifest_says_what_is_in_it(blobs: Blobs) -> None:
     }
 
 
-def test_a_later_leader_ranks_above_a_higher_version(blobs: Blobs) -> None:
+def test_later_leader_ranks_above_a_higher_version(blobs: Blobs) -> None:
     names = [ModelId(3, 60), ModelId(20, 5), ModelId(3, 7), ModelId(100, 0)]
     store = filled(blobs, *names)
     assert store.finished() == sorted(names, reverse=True)
     assert newest(store) == (ModelId(100, 0), {})
 
 
-def test_where_there_is_none_there_is_nothing_to_find_or_to_keep(blobs: Blobs) -> None:
+def test_empty_store_has_no_checkpoint(blobs: Blobs) -> None:
     store = CheckpointStore(blobs, "clicks")
     assert newest(store) == (None, {})
     assert store.latest() is None
@@ -130,12 +130,12 @@ def test_where_there_is_none_there_is_nothing_to_find_or_to_keep(blobs: Blobs) -
     assert store.keep(3, None) == ()
 
 
-def test_jobs_do_not_see_each_others(blobs: Blobs) -> None:
+def test_store_ignores_checkpoints_of_other_jobs(blobs: Blobs) -> None:
     filled(blobs, NEW)
     assert CheckpointStore(blobs, "click").finished() == []
 
 
-def test_the_weights_are_read_when_they_are_wanted_and_not_before(blobs: Blobs) -> None:
+def test_weights_are_read_only_when_requested(blobs: Blobs) -> None:
     filled(blobs, OLD, NEW)
     # Calls: read hint, list; of each checkpoint, manifest and protocol; the trainer of one.
     frugal = CheckpointStore(DyingBlobs(blobs, 2 + 2 * 2 + 1), "clicks")
@@ -145,25 +145,25 @@ def test_the_weights_are_read_when_they_are_wanted_and_not_before(blobs: Blobs) 
         readable[OLD].trainer()
 
 
-def test_the_genesis_is_never_stored(blobs: Blobs) -> None:
+def test_genesis_cannot_be_stored(blobs: Blobs) -> None:
     with pytest.raises(ValueError, match="never stored"):
         CheckpointStore(blobs, "clicks").save(GENESIS, {}, 0.0)
 
 
 @pytest.mark.parametrize("part", ["manifest.json", "", "a/b", "../a", ".hidden"])
-def test_a_part_needs_a_plain_name(blobs: Blobs, part: str) -> None:
+def test_part_with_invalid_name_is_refused(blobs: Blobs, part: str) -> None:
     with pytest.raises(ValueError, match="no name for a part"):
         CheckpointStore(blobs, "clicks").save(NEW, {part: b""}, 0.0)
     assert blobs.names("") == []
 
 
-def test_a_checkpoint_never_changes(blobs: Blobs) -> None:
+def test_saving_an_existing_checkpoint_changes_nothing(blobs: Blobs) -> None:
     store = filled(blobs, NEW)
     store.save(NEW, {"state.msgpack": b"another"}, 99.0)
     assert read(store, NEW) == parts(NEW)
 
 
-def test_the_hint_moves_on_and_never_back(blobs: Blobs) -> None:
+def test_latest_hint_never_moves_back(blobs: Blobs) -> None:
     store = filled(blobs, NEW)
     assert store.latest() == NEW
     filled(blobs, OLD)
@@ -172,7 +172,7 @@ def test_the_hint_moves_on_and_never_back(blobs: Blobs) -> None:
     assert store.latest() == ModelId(9, 1)
 
 
-def test_a_hint_that_makes_no_sense_is_replaced(blobs: Blobs) -> None:
+def test_invalid_hint_is_replaced(blobs: Blobs) -> None:
     blobs.put("clicks/checkpoints/latest", b"\xff")
     store = CheckpointStore(blobs, "clicks")
     assert store.latest() is None
@@ -181,7 +181,7 @@ def test_a_hint_that_makes_no_sense_is_replaced(blobs: Blobs) -> None:
 
 
 @given(st.permutations([ModelId(epoch, version) for epoch in (0, 5, 11) for version in (1, 2)]))
-def test_in_whatever_order_they_come_the_hint_ends_at_the_best(names: list[ModelId]) -> None:
+def test_hint_ends_at_the_best_checkpoint_in_any_order(names: list[ModelId]) -> None:
     store = filled(MemoryBlobs(), *names)
     assert store.latest() == max(names)
 
@@ -191,7 +191,7 @@ def test_in_whatever_order_they_come_the_hint_ends_at_the_best(names: list[Model
 
 @pytest.mark.parametrize("last_lands", [False, True])
 @pytest.mark.parametrize("calls", range(7))
-def test_a_writer_that_dies_leaves_the_old_or_the_new_one_whole(
+def test_writer_that_dies_leaves_the_old_or_the_new_checkpoint_complete(
     blobs: Blobs, calls: int, *, last_lands: bool
 ) -> None:
     """Calls of a save: is there a manifest, part, part, manifest, read hint, move hint."""
@@ -207,7 +207,7 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_one_whole(
 
 
 @pytest.mark.parametrize("calls", range(7))
-def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
+def test_failed_save_can_be_repeated(blobs: Blobs, calls: int) -> None:
     dying = CheckpointStore(DyingBlobs(blobs, calls, last_lands=True), "clicks")
     if calls < 6:
         with pytest.raises(UnavailableError):
@@ -220,7 +220,7 @@ def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
 # --- retention -----------------------------------------------------------------------------------
 
 
-def test_the_newest_few_are_kept(blobs: Blobs) -> None:
+def test_only_newest_checkpoints_are_kept(blobs: Blobs) -> None:
     names = [ModelId(3, version) for version in (10, 20, 30)] + [ModelId(7, 35)]
     store = filled(blobs, *names)
     kept = clear(store, 2)
@@ -231,7 +231,7 @@ def test_the_newest_few_are_kept(blobs: Blobs) -> None:
         store.keep(0, NEW)
 
 
-def test_the_one_of_lowest_loss_is_kept_beside_them_and_hinted_at(blobs: Blobs) -> None:
+def test_checkpoint_of_lowest_loss_is_kept_and_hinted(blobs: Blobs) -> None:
     versions = [ModelId(3, version) for version in (10, 20, 30, 40)]
     store = rated(blobs, dict(zip(versions, (None, 0.2, 0.4, 0.3), strict=True)))
     assert [each.version for each in clear(store, 1)] == [40, 20]
@@ -242,14 +242,14 @@ def test_the_one_of_lowest_loss_is_kept_beside_them_and_hinted_at(blobs: Blobs) 
     assert best_of(blobs) == ModelId(3, 50)
 
 
-def test_of_two_of_one_loss_the_newer_is_the_best(blobs: Blobs) -> None:
+def test_newer_of_two_checkpoints_of_equal_loss_is_best(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.25, NEW: 0.25, ModelId(3, 70): 0.5})
     clear(store, 1)
     assert store.finished() == [ModelId(3, 70), NEW]
     assert best_of(blobs) == NEW
 
 
-def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs) -> None:
+def test_checkpoint_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs) -> None:
     # leader 3   20 ── 40 ── 60
     # leader 9          └──── 45 : it began with 40, so 60 is taken back
     losses = {ModelId(3, 20): 0.5, OLD: 0.4, NEW: 0.1, ModelId(9, 45): 0.3}
@@ -259,19 +259,19 @@ def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs
     assert best_of(blobs) == ModelId(9, 45)
 
 
-def test_a_leader_knows_what_it_took_back_before_it_wrote_any(blobs: Blobs) -> None:
+def test_new_leader_excludes_checkpoints_above_its_base(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.4, NEW: 0.1})
     assert clear(store, 3, begun=ModelId(9, 40)) == [OLD]
     assert best_of(blobs) == OLD
     assert store.finished() == [OLD]
 
 
-def test_what_a_leader_began_with_is_not_taken_back() -> None:
+def test_checkpoint_at_or_below_the_base_of_a_leader_is_not_taken_back() -> None:
     assert not taken_back(OLD, [OLD, NEW, ModelId(9, 40), ModelId(2, 7)])
     assert taken_back(NEW, [ModelId(9, 40)])
 
 
-def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
+def test_incomplete_checkpoint_does_not_count_as_kept(blobs: Blobs) -> None:
     store = filled(blobs, OLD, NEW)
     blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
     clear(store, 1)
@@ -280,14 +280,14 @@ def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
     assert len(blobs.names("")) == 3 + 1 + 1
 
 
-def test_an_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
+def test_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
     store = filled(blobs, ModelId(3, 20), OLD, NEW)
     blobs.put(FOLDER + "manifest.json", b"{")
     store.keep(1, OLD)
     assert store.finished() == [NEW, OLD]
 
 
-def test_what_a_newer_program_wrote_is_neither_counted_nor_deleted(blobs: Blobs) -> None:
+def test_checkpoint_of_a_newer_program_is_neither_counted_nor_deleted(blobs: Blobs) -> None:
     store = filled(blobs, ModelId(3, 20), OLD, NEW)
     blobs.put("clicks/checkpoints/00000000000000000003-000000000020/manifest.json", b'{"format":2}')
     clear(store, 1)
@@ -295,7 +295,7 @@ def test_what_a_newer_program_wrote_is_neither_counted_nor_deleted(blobs: Blobs)
 
 
 @pytest.mark.parametrize("newest", [None, OLD, ModelId(3, 70)])
-def test_nothing_is_deleted_unless_the_list_begins_with_what_was_read_back(
+def test_keep_deletes_nothing_if_the_list_does_not_start_with_the_verified_one(
     blobs: Blobs, newest: ModelId | None
 ) -> None:
     store = filled(blobs, ModelId(3, 20), OLD, NEW)
@@ -325,7 +325,7 @@ def test_store_that_answers_wrongly_deletes_nothing_that_counts(lie: Lie) -> Non
     assert set(blobs.deleted) <= allowed
 
 
-def test_checkpoint_that_a_later_leader_took_back_stays_for_a_day(blobs: Blobs) -> None:
+def test_checkpoint_that_a_later_leader_took_back_is_kept_for_a_day(blobs: Blobs) -> None:
     # leader 3            40 ── 60
     # leader at 1,000 s    └──── 45
     later = ModelId(unused_number(1000.0, 7), 45)
@@ -336,7 +336,7 @@ def test_checkpoint_that_a_later_leader_took_back_stays_for_a_day(blobs: Blobs) 
     assert store.finished() == [later]
 
 
-def test_best_whose_manifest_cannot_be_read_now_is_not_deleted(blobs: Blobs) -> None:
+def test_best_checkpoint_with_unreadable_manifest_is_not_deleted(blobs: Blobs) -> None:
     store = rated(blobs, {ModelId(3, 20): 0.1, OLD: 0.5, NEW: 0.4})
     clear(store, 2)
     manifest = "clicks/checkpoints/00000000000000000003-000000000020/manifest.json"
@@ -352,7 +352,7 @@ def test_best_whose_manifest_cannot_be_read_now_is_not_deleted(blobs: Blobs) -> 
     assert sorted(read(store, ModelId(3, 20))) == ["protocol.msgpack", "trainer.safetensors"]
 
 
-def test_checkpoint_is_read_back_as_its_manifest_says(blobs: Blobs) -> None:
+def test_verify_compares_a_checkpoint_with_its_manifest(blobs: Blobs) -> None:
     store = filled(blobs, OLD, NEW)
     store.verify(NEW)
     blobs.put(FOLDER + "trainer.safetensors", b"other")
@@ -363,7 +363,7 @@ def test_checkpoint_is_read_back_as_its_manifest_says(blobs: Blobs) -> None:
         store.verify(NEW)
 
 
-def test_states_are_deleted_below_those_that_are_listed_and_after_a_day_if_taken_back(
+def test_states_below_listed_ones_are_deleted_and_those_taken_back_after_a_day(
     blobs: Blobs,
 ) -> None:
     # states   3-20   3-60: taken back by the leader of 1,000 s, which began at 40   its 70
@@ -384,7 +384,7 @@ def test_states_are_deleted_below_those_that_are_listed_and_after_a_day_if_taken
 
 
 @pytest.mark.parametrize("calls", range(22))
-def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls: int) -> None:
+def test_interrupted_deletion_is_finished_by_the_next(blobs: Blobs, calls: int) -> None:
     store = rated(blobs, {ModelId(3, 10): 0.4, OLD: 0.5, NEW: 0.6})
     try:
         CheckpointStore(DyingBlobs(blobs, calls), "clicks").keep(1, NEW)
@@ -404,7 +404,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls
     ),
     st.integers(1, 4),
 )
-def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
+def test_newest_and_best_valid_checkpoints_are_always_kept(
     losses: dict[ModelId, float | None], count: int
 ) -> None:
     counting = [name for name in losses if not taken_back(name, losses)]
@@ -425,7 +425,7 @@ def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
 # --- checkpoints with which a job begins ---------------------------------------------------------
 
 
-def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> None:
+def test_origin_is_found_by_its_checksum(blobs: Blobs) -> None:
     store = filled(blobs, OLD, NEW)
     sha256 = store.put_origin(b"weights")
     assert sha256 == hashlib.sha256(b"weights").hexdigest()
@@ -433,7 +433,7 @@ def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> 
     assert CheckpointStore(blobs, "clicks").origin(sha256) == b"weights"
 
 
-def test_what_a_job_begins_with_is_verified(blobs: Blobs) -> None:
+def test_corrupt_or_missing_origin_is_refused(blobs: Blobs) -> None:
     store = CheckpointStore(blobs, "clicks")
     sha256 = store.put_origin(b"weights")
     (name,) = blobs.names("clicks/origin/")
@@ -477,7 +477,7 @@ DESCRIBED = b'{"bytes":1,"sha256":""}'
         ),
     ],
 )
-def test_what_was_altered_is_named_and_passed_over(
+def test_altered_checkpoint_is_reported_and_skipped(
     blobs: Blobs, part: str, data: bytes | None, reasons: list[str]
 ) -> None:
     store = filled(blobs, OLD, NEW)
@@ -491,7 +491,7 @@ def test_what_was_altered_is_named_and_passed_over(
 
 
 @given(data=st.data())
-def test_a_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None:
+def test_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None:
     blobs = MemoryBlobs()
     store = filled(blobs, OLD, NEW)
     blob = data.draw(st.sampled_from(blobs.names(FOLDER)), label="blob")
@@ -507,7 +507,7 @@ def test_a_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("manifest", [b'{"format":2}', b'{"format":3,"epoch":"?","parts":[]}'])
-def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: bytes) -> None:
+def test_checkpoint_of_a_newer_program_is_not_skipped(blobs: Blobs, manifest: bytes) -> None:
     store = filled(blobs, OLD, NEW)
     blobs.put(FOLDER + "manifest.json", manifest)
     with pytest.raises(FutureFormatError, match=r"checkpoint 3-60 has format [23], expected at"):
@@ -515,7 +515,7 @@ def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: 
 
 
 @pytest.mark.parametrize("lie", ["latest", "page"])
-def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> None:
+def test_unreadable_hint_is_reported_and_does_not_prevent_listing(lie: Lie) -> None:
     class Unreadable(LyingBlobs):
         """Has no object for the hint."""
 
@@ -542,7 +542,7 @@ def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> Non
         from_store(CheckpointStore(empty, "clicks"))
 
 
-def test_one_that_vanished_although_the_hint_names_it_cannot_be_read(blobs: Blobs) -> None:
+def test_checkpoint_that_only_the_hint_names_is_reported_as_missing(blobs: Blobs) -> None:
     store = filled(blobs, OLD, NEW)
     for name in blobs.names(FOLDER):
         blobs.delete(name)

@@ -52,12 +52,12 @@ def line_of(
     return line_formatter(form, bound, colours=colours).format(record)
 
 
-def test_a_console_s_line_has_time_level_event_and_fields() -> None:
+def test_console_line_has_time_level_event_and_fields() -> None:
     line = line_of(of_ours("update_applied", version=17, loss=0.123456789), service="coordinator")
     assert line == f"{TIME} error update_applied service=coordinator version=17 loss=0.123457"
 
 
-def test_json_has_the_same_in_an_object() -> None:
+def test_json_line_has_the_same_fields() -> None:
     line = line_of(of_ours("taken", job="digits", at=(1, 2)), "json", service="worker")
     # Searches of long logs rely on this form.
     assert '"event": "taken"' in line
@@ -67,18 +67,18 @@ def test_json_has_the_same_in_an_object() -> None:
     ]
 
 
-def test_what_an_event_carries_goes_before_what_its_process_bound() -> None:
+def test_event_field_overrides_bound_field() -> None:
     record = of_ours("told", replica="c2")
     assert json.loads(line_of(record, "json", replica="c1"))["replica"] == "c2"
 
 
-def test_no_field_replaces_the_time_the_level_or_the_event() -> None:
+def test_fields_cannot_replace_time_level_or_event() -> None:
     record = of_ours("told", time="never", level="debug")
     entry = json.loads(line_of(record, "json", event="another"))
     assert (entry["time"], entry["level"], entry["event"]) == (TIME, "error", "told")
 
 
-def test_lines_of_libraries_have_the_same_form_and_name_their_library() -> None:
+def test_library_lines_have_the_same_form_and_name_their_library() -> None:
     record = of_a_library("kafka", "broker %d away", 3)
     assert line_of(record, service="worker") == (
         f"{TIME} error broker 3 away service=worker logger=kafka"
@@ -95,14 +95,14 @@ def test_lines_of_libraries_have_the_same_form_and_name_their_library() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(st.text(), st.text())
-def test_an_event_is_one_line_without_control_characters(form: Form, event: str, text: str) -> None:
+def test_event_is_one_line_without_control_characters(form: Form, event: str, text: str) -> None:
     for record in (of_ours(event, reason=text, spans=[text]), of_a_library(text, "%s", event)):
         line = line_of(record, form, replica=text)
         assert line.isprintable()
 
 
 @given(st.text())
-def test_no_text_of_an_exception_passes_for_an_event(text: str) -> None:
+def test_exception_text_cannot_look_like_an_event(text: str) -> None:
     forged = f"{text}\n{TIME} info job_finished job=digits{text}"
     first, *others = line_of(failing(forged)).splitlines()
     assert first == f"{TIME} error failed"
@@ -110,7 +110,7 @@ def test_no_text_of_an_exception_passes_for_an_event(text: str) -> None:
     assert line_of(failing(forged), "json").isprintable()
 
 
-def test_an_exception_shows_where_it_came_from() -> None:
+def test_exception_has_its_traceback() -> None:
     trace = json.loads(line_of(failing("here"), "json"))["traceback"]
     for text in (line_of(failing("here")), trace):
         assert "Traceback" in text
@@ -136,7 +136,7 @@ def read(line: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_leaves_its_line_readable(number: float) -> None:
+def test_non_finite_number_keeps_the_line_readable(number: float) -> None:
     entry = read(line_of(of_ours("told", loss=number, losses=[number], version=3), "json"))
     assert (entry["loss"], entry["losses"]) == (str(number), f"[{number}]")
     assert entry["version"] == 3
@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_leaves_its_line_readable(number: float) -> Non
 
 @pytest.mark.parametrize("value", [{(1, 2): 3}, {"a": {b"b": math.nan}}, {1, 2}, object])
 @pytest.mark.parametrize("form", FORMS)
-def test_no_value_costs_its_line(form: Form, value: object) -> None:
+def test_unusual_value_does_not_lose_its_line(form: Form, value: object) -> None:
     line = line_of(of_ours("told", value=value, version=3), form)
     assert line.isprintable()
     if form == "json":
@@ -153,14 +153,14 @@ def test_no_value_costs_its_line(form: Form, value: object) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["exception", "stack", "a\nb", "\x1b[2J"])
-def test_no_name_of_a_field_spoils_its_line(form: Form, name: str) -> None:
+def test_unusual_field_name_does_not_break_its_line(form: Form, name: str) -> None:
     for value in (3, f"x\n{TIME} info job_finished"):
         line = line_of(of_ours("told", **{name: value}), form)
         assert line.isprintable()
         assert line.count("told") == 1
 
 
-def test_colours_are_all_that_a_terminal_adds() -> None:
+def test_terminal_adds_only_colours() -> None:
     record = of_ours("told", job="digits")
     plain, coloured = line_of(record), line_of(record, colours=True)
     assert "\x1b" not in plain

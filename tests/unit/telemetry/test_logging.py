@@ -56,7 +56,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_an_event_carries_what_was_bound_and_what_is_given() -> None:
+def test_event_has_bound_and_given_fields() -> None:
     log, stream = logger_to()
     log.bind(job="digits").bind(worker="w3").info("update_applied", version=17, loss=0.123456789)
     time, line = stream.getvalue().split(" ", 1)
@@ -64,21 +64,21 @@ def test_an_event_carries_what_was_bound_and_what_is_given() -> None:
     assert time.endswith("Z")
 
 
-def test_binding_leaves_the_first_logger_as_it_was() -> None:
+def test_binding_does_not_change_the_original_logger() -> None:
     log, stream = logger_to()
     log.bind(job="digits")
     log.warning("alone")
     assert stream.getvalue().endswith("warning alone\n")
 
 
-def test_a_logger_is_made_with_what_it_binds(caplog: pytest.LogCaptureFixture) -> None:
+def test_logger_is_created_with_bound_fields(caplog: pytest.LogCaptureFixture) -> None:
     event_logger("x", job="digits").warning("told", version=3)
     (record,) = caplog.records
     assert (record.name, record.getMessage()) == ("x", "told")
     assert fields_of(record) == {"job": "digits", "version": 3}
 
 
-def test_an_exception_is_reported_with_its_traceback() -> None:
+def test_exception_is_logged_with_its_traceback() -> None:
     log, stream = logger_to()
     try:
         raise ValueError("here")  # noqa: TRY301 -- it is what the test is about
@@ -88,7 +88,7 @@ def test_an_exception_is_reported_with_its_traceback() -> None:
     assert "ValueError: here" in stream.getvalue()
 
 
-def test_what_the_level_hides_is_not_written() -> None:
+def test_events_below_the_level_are_not_written() -> None:
     log, stream = logger_to(level=logging.ERROR)
     log.debug("a")
     log.info("b")
@@ -98,7 +98,7 @@ def test_what_the_level_hides_is_not_written() -> None:
     assert stream.getvalue().count("\n") == 1
 
 
-def test_what_the_level_hides_is_not_even_put_together() -> None:
+def test_events_below_the_level_are_not_rendered() -> None:
     put_together = list[object]()
     logger = logging.Logger("test", logging.WARNING)  # noqa: LOG001 -- as above
 
@@ -114,7 +114,7 @@ def test_what_the_level_hides_is_not_even_put_together() -> None:
 
 
 @pytest.mark.usefixtures("process_logging")
-def test_ours_the_libraries_and_structlog_s_own_lines_have_one_form() -> None:
+def test_lines_of_our_code_libraries_and_structlog_have_one_form() -> None:
     stream = io.StringIO()
     set_up_logging(Settings(log_format="json"), stream, service="worker", worker="w3")
     event_logger("ours", job="digits").info("told", version=3)
@@ -136,7 +136,7 @@ def test_ours_the_libraries_and_structlog_s_own_lines_have_one_form() -> None:
 
 
 @pytest.mark.usefixtures("process_logging")
-def test_a_logger_made_and_bound_before_the_set_up_goes_by_it() -> None:
+def test_logger_bound_before_set_up_follows_it() -> None:
     log = event_logger("early").bind(job="digits")
     log.debug("unheard")
     stream = io.StringIO()
@@ -168,11 +168,11 @@ def test_requests_with_their_headers_are_not_logged_even_at_debug() -> None:
     assert "told" in stream.getvalue()
 
 
-def test_importing_and_making_loggers_configures_nothing() -> None:
+def test_creating_loggers_at_import_configures_nothing() -> None:
     subprocess.run([sys.executable, "-c", UNTOUCHED], check=True)  # noqa: S603 -- our own command line
 
 
-def test_a_reason_is_reported_when_it_changes() -> None:
+def test_reason_is_reported_when_it_changes() -> None:
     changes = Changes()
     logged = [changes("round", reason) for reason in ("waiting", "waiting", "short", "waiting")]
     assert logged == [True, False, True, True]

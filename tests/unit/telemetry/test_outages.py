@@ -39,7 +39,7 @@ def said(stream: io.StringIO) -> list[str]:
     return [line.partition(" after_s=")[0] for line in lines]
 
 
-def test_outage_is_logged_when_it_begins_and_ends_whatever_its_errors_say() -> None:
+def test_outage_is_logged_once_at_its_start_and_end() -> None:
     log, stream = logger_to()
     outage = Outage(log, "redis")
     outage.over()
@@ -50,7 +50,7 @@ def test_outage_is_logged_when_it_begins_and_ends_whatever_its_errors_say() -> N
     assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
 
 
-def test_silence_ends_an_outage_once_it_has_lasted() -> None:
+def test_quiet_period_ends_an_outage() -> None:
     log, stream = logger_to()
     clock = ManualClock()
     outage = Outage(log, "redis", clock)
@@ -66,7 +66,7 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
 
 
-def test_broker_that_is_frozen_is_one_outage_though_its_client_complains_every_5_s() -> None:
+def test_frozen_broker_with_repeated_complaints_is_one_outage() -> None:
     log, stream = logger_to()
     clock = ManualClock()
     outage = Outage(log, "kafka", clock)
@@ -80,7 +80,7 @@ def test_broker_that_is_frozen_is_one_outage_though_its_client_complains_every_5
     assert said(stream) == ["kafka_unavailable reason=refused", "kafka_recovered"]
 
 
-def test_records_that_kafka_does_not_take_are_an_outage_until_it_takes_them() -> None:
+def test_records_that_kafka_does_not_accept_are_an_outage() -> None:
     class LateWriter(MemoryWriter):
         late_s = UNWRITTEN_S
 
@@ -138,7 +138,7 @@ def test_part_that_ends_in_an_outage_leaves_it_to_its_successor() -> None:
     assert said(stream) == ["redis_unavailable reason=refused", "redis_recovered"]
 
 
-def test_outage_that_nobody_meets_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_without_new_failures_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     log, stream = logger_to()
     clock = ManualClock()
     monkeypatch.setattr(outages, "monotonic", clock)
@@ -150,7 +150,7 @@ def test_outage_that_nobody_meets_any_more_is_forgotten(monkeypatch: pytest.Monk
     assert said(stream) == 2 * ["kafka_unavailable reason=refused"]
 
 
-def test_error_says_which_server_it_is_about() -> None:
+def test_error_names_its_server() -> None:
     log, stream = logger_to()
     outage = Outage(log, "redis")
     outage.met(UnavailableError("no bucket", "storage"))
@@ -159,7 +159,7 @@ def test_error_says_which_server_it_is_about() -> None:
     assert said(stream) == ['storage_unavailable reason="no bucket"', "storage_recovered"]
 
 
-def test_metric_says_how_long_an_outage_lasts_and_is_there_without_one(
+def test_metric_reports_the_duration_of_an_outage_or_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = ManualClock()
@@ -174,7 +174,7 @@ def test_metric_says_how_long_an_outage_lasts_and_is_there_without_one(
     del kafka
 
 
-def test_job_learns_what_its_own_parts_and_the_process_cannot_use() -> None:
+def test_job_is_notified_of_outages_of_its_own_parts() -> None:
     log, _ = logger_to()
     clock = ManualClock()
     board = MemoryBoards(MemoryRedis(clock)).board("digits")

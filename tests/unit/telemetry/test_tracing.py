@@ -35,9 +35,7 @@ def addresses(draw: st.DrawFn) -> Address:
 
 
 @given(names, addresses())
-def test_who_reads_of_a_batch_and_who_made_it_name_the_same_trace(
-    job: str, address: Address
-) -> None:
+def test_claim_and_its_batch_have_the_same_trace(job: str, address: Address) -> None:
     claim = decode_claim(encode_claim(BatchReady(WorkerId("w"), address, 1)))
     assert claim is not None
     assert trace_of(job, claim.address) == trace_of(job, address)
@@ -54,14 +52,14 @@ def test_other_batches_have_other_traces(
 
 
 @given(names, addresses())
-def test_ids_are_what_opentelemetry_takes_for_ids(job: str, address: Address) -> None:
+def test_ids_are_valid_for_opentelemetry(job: str, address: Address) -> None:
     trace = trace_of(job, address)
     assert 0 < trace.trace_id < 1 << 128
     assert 0 < trace.root_id < 1 << 64
 
 
 @given(names, addresses(), st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
-def test_what_is_in_a_smaller_share_is_in_a_larger_one_and_all_is_in_the_whole(
+def test_larger_share_includes_the_traces_of_a_smaller_one(
     job: str, address: Address, one: float, two: float
 ) -> None:
     trace = trace_of(job, address)
@@ -70,12 +68,12 @@ def test_what_is_in_a_smaller_share_is_in_a_larger_one_and_all_is_in_the_whole(
     assert is_sampled(trace, 1.0)
 
 
-def test_the_share_that_is_sampled_is_the_ratio() -> None:
+def test_sampled_share_matches_the_ratio() -> None:
     traces = [trace_of("digits", (Span("s", 0, at, at + 1),)) for at in range(20_000)]
     assert sum(is_sampled(trace, 0.1) for trace in traces) == pytest.approx(2000, rel=0.1)
 
 
-def test_a_trace_has_the_same_name_in_another_process_and_for_ever() -> None:
+def test_trace_has_the_same_ids_in_every_process() -> None:
     # Python's own `hash` differs between processes. A version that names traces in another way
     # would
     # split traces with an older worker's spans.
@@ -96,13 +94,13 @@ print(f"{trace.trace_id:032x} {trace.root_id:016x}")
 """
 
 
-def test_without_a_collector_nothing_is_sampled() -> None:
+def test_nothing_is_sampled_without_a_collector() -> None:
     tracer = open_tracer(Settings(), "worker", "w1")
     assert isinstance(tracer, NoTracer)
     assert tracer.trace("digits", (Span("s", 0, 0, 1),)) is None
 
 
-def test_collector_without_its_library_fails_with_the_library_s_name(
+def test_collector_without_its_library_fails_with_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "common.telemetry.otlp", None)
@@ -112,9 +110,7 @@ def test_collector_without_its_library_fails_with_the_library_s_name(
 
 
 @given(st.integers(1, (1 << 128) - 1), st.floats(1e-6, 1.0))
-def test_a_trace_is_sampled_where_a_collector_would_sample_it_by_the_same_ratio(
-    trace_id: int, ratio: float
-) -> None:
+def test_sampling_matches_opentelemetry(trace_id: int, ratio: float) -> None:
     theirs = TraceIdRatioBased(ratio).should_sample(None, trace_id, "batch").decision
     ours = is_sampled(BatchTrace(trace_id, 1), ratio)
     assert ours == (theirs is Decision.RECORD_AND_SAMPLE)

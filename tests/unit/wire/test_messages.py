@@ -370,20 +370,20 @@ def reason_of(way: Way, data: bytes) -> str:
 
 @pytest.mark.parametrize("kind", sorted(WAYS.keys() - {"reply"}))
 @given(data=st.data())
-def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
+def test_message_is_decoded_as_it_was_encoded(kind: str, data: st.DataObject) -> None:
     message = data.draw(WAYS[kind].messages)
     assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
 
 
 @given(failures | workers_leaving | group_replies)
-def test_a_reply_without_numbers_comes_back_as_it_was(
+def test_reply_without_numbers_is_decoded_as_it_was_encoded(
     reply: Failed | WorkerLeaving | GroupReply,
 ) -> None:
     assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
 
 
 @given(gradients)
-def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
+def test_gradient_is_decoded_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
     data = wire.encode_reply("digits", gradient)
     job, back = wire.decode_reply(data)
     assert job == "digits"
@@ -398,12 +398,12 @@ def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient:
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
-def test_a_frame_comes_apart_into_what_was_put_in(header: bytes, body: bytes) -> None:
+def test_unframe_returns_what_was_framed(header: bytes, body: bytes) -> None:
     parts = wire.unframe(wire.frame(header, body))
     assert tuple(map(bytes, parts)) == (header, body)
 
 
-def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
+def test_claims_and_audit_records_are_plain_json() -> None:
     claim = SpanExpired(WorkerId("w1"), (Span("clicks", 0, 10, 20),))
     assert (
         wire.encode_claim(claim)
@@ -412,7 +412,7 @@ def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
 
 
 @pytest.mark.parametrize("union", [ControlRecord, AuditRecord, Reply, SchemaFound, PlanRecord])
-def test_a_message_and_its_fields_have_the_names_that_the_code_gives_them(union: Any) -> None:  # noqa: ANN401 -- a type
+def test_messages_and_fields_are_named_as_in_the_code(union: Any) -> None:  # noqa: ANN401 -- a type
     for kind in get_args(union) or (union,):
         words = re.findall("[A-Z][a-z]+", kind.__name__)
         assert kind.__struct_config__.tag == "-".join(words).lower()
@@ -425,14 +425,14 @@ def test_a_message_and_its_fields_have_the_names_that_the_code_gives_them(union:
 
 @pytest.mark.parametrize("kind", ["claim", "audit", "schema"])
 @given(data=st.data())
-def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
+def test_record_of_a_later_format_raises_future_format(kind: str, data: st.DataObject) -> None:
     whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
     later = msgspec.json.encode(msgspec.json.decode(whole) | {"format": 2, "more": []})
     with pytest.raises(FutureFormatError, match="of format 2, expected at most 1"):
         WAYS[kind].decode(later)
 
 
-def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None:
+def test_unknown_record_of_a_later_format_raises_future_format() -> None:
     with pytest.raises(FutureFormatError, match="'merged' of format 2"):
         wire.decode_claim(b'{"type":"merged","format":2}')
 
@@ -440,19 +440,19 @@ def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None
 @pytest.mark.parametrize(
     "data", [b'{"format":2}', b'{"type":"batch-ready","format":"2"}', b'"format"']
 )
-def test_what_only_mentions_a_format_is_garbage(data: bytes) -> None:
+def test_invalid_format_field_raises_wire_error(data: bytes) -> None:
     with pytest.raises(WireError) as refused:
         wire.decode_claim(data)
     assert not isinstance(refused.value, FutureFormatError)
 
 
-def test_fields_that_may_be_ignored_are() -> None:
+def test_unknown_fields_are_ignored() -> None:
     claim = SpanExpired(WorkerId("format"), (Span("clicks", 0, 10, 20),))
     more = wire.encode_claim(claim)[:-1] + b',"more":1,"format":1}'
     assert wire.decode_claim(more) == claim
 
 
-def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> None:
+def test_default_mode_is_not_encoded() -> None:
     assert wire.encode_audit(UPDATE).endswith(b'"number":0}')
     order = Assignment(WorkerId("w1"), (BATCH,))
     trigger = wire.encode_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
@@ -478,7 +478,7 @@ KAFKA_BYTES = 1_000_000
 
 @pytest.mark.parametrize("group_size", [1, 30, most_group_size(["t" * 249])])
 @pytest.mark.parametrize("reason", ["torn", "\x01"])
-def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kafka(
+def test_largest_claims_and_their_update_fit_into_a_kafka_record(
     group_size: int, reason: str
 ) -> None:
     # 3,000 partitions with the longest names, at the end of their logs, with one bad record each.
@@ -529,13 +529,13 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
 @example(data=wire.frame(b"\x81\xa6vector" + b"\x91" * 100_000, b""))
 @example(data=wire.frame(b"\x81\xa6vector\xdd\xff\xff\xff\xff", b""))
 @example(data=b'{"type":"batch-ready","worker":"\xff"}')
-def test_arbitrary_bytes_are_refused_and_nothing_worse(way: Way, data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_wire_error(way: Way, data: bytes) -> None:
     assert reason_of(way, data)
 
 
 @every_way
 @given(data=st.data())
-def test_a_damaged_message_is_refused_or_is_another_message(way: Way, data: st.DataObject) -> None:
+def test_damaged_message_is_refused_or_decoded_as_another(way: Way, data: st.DataObject) -> None:
     whole = way.encode(data.draw(way.messages))
     cut = whole[: data.draw(st.integers(0, len(whole)), label="cut")]
     reason_of(way, cut)
@@ -580,12 +580,12 @@ NONSENSE = {
         BatchReady(WorkerId("w"), (SPAN,), 11),
         "at most what its spans hold",
     ),
-    "a skipped record elsewhere": (
+    "a skipped record outside the spans": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
         "inside the batch's own spans",
     ),
-    "skipped records that go on elsewhere": (
+    "skipped records that continue outside the spans": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (1, 1)),)),
         "inside the batch's own spans",
@@ -605,19 +605,19 @@ NONSENSE = {
         BatchReady(WorkerId("\ud800"), (SPAN,), 1),
         "not Unicode",
     ),
-    "an endless arrival": (
+    "an infinite arrival time": (
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (), float("inf")),
         "first_arrival_s",
     ),
     "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
-    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
+    "a base version without a leader": ("audit", Lead(-1, ModelId(-1, 4), "c", 0), "Lead.base"),
     "a loss that is not a number": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
         "`float`, got `null` - at `$.loss`",
     ),
-    "a metric of more samples than there are": (
+    "a metric of more samples than the update has": (
         "audit",
         UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": 0.5}, measured={"accuracy": 11}),
         "measured['accuracy'] is 11, expected at most 10 samples",
@@ -627,33 +627,37 @@ NONSENSE = {
         UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
         "each batch once",
     ),
-    "scores of others": (
+    "scores of more records than the batch has": (
         "reply",
         Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, vector=VECTOR, scores=(1,) * 128),
         "expected 128 counts of 10 records in all",
     ),
-    "an update of weights that came later": (
+    "an update whose base is not below it": (
         "audit",
         with_(UPDATE, base=1),
         "UpdateApplied.base is 1, expected a version before it",
     ),
-    "parts that are not all": ("audit", with_(UPDATE, parts=(2,)), "UpdateApplied.parts"),
-    "a trigger that awaits what comes later": (
+    "parts that do not cover all batches": (
+        "audit",
+        with_(UPDATE, parts=(2,)),
+        "UpdateApplied.parts",
+    ),
+    "a trigger that awaits a later version": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), awaits=1),
         "UpdateTrigger.awaits is 1, expected at most 0",
     ),
-    "changes of nothing": (
+    "changes without a base": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), changes=b""),
         "since and changes come together",
     ),
-    "changes of what comes later": (
+    "changes whose base is not older": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), since=MODEL, changes=b""),
         "UpdateTrigger.since",
     ),
-    "an oldest unsettled batch above what is decided": (
+    "an oldest unsettled batch above the decided claims": (
         "leader status",
         LeaderStatus(3, 5, {}, 6, 0, 0, {}),
         "LeaderStatus.oldest_unsettled",
@@ -663,7 +667,7 @@ NONSENSE = {
         UpdateTrigger(TriggerId(3, 0), MODEL, ()),
         "UpdateTrigger.id",
     ),
-    "weights of half a number": (
+    "weights that end within a number": (
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), b"abc"),
         "UpdateTrigger.weights",
@@ -684,7 +688,7 @@ NONSENSE = {
 @pytest.mark.parametrize(
     ("kind", "message", "reason"), NONSENSE.values(), ids=map(str, NONSENSE.keys())
 )
-def test_nonsense_is_refused(kind: str, message: object, reason: str) -> None:
+def test_invalid_message_is_refused(kind: str, message: object, reason: str) -> None:
     with pytest.raises(WireError) as refused:
         WAYS[kind].decode(WAYS[kind].encode(message))
     assert str(refused.value).startswith(kind)
@@ -738,13 +742,11 @@ def test_nonsense_is_refused(kind: str, message: object, reason: str) -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_message_the_field_and_what_was_found(
-    kind: str, data: bytes, reasons: list[str]
-) -> None:
+def test_refusal_names_message_field_and_value(kind: str, data: bytes, reasons: list[str]) -> None:
     reason = reason_of(WAYS[kind], data)
     assert all(part in reason for part in reasons), reason
 
 
-def test_a_field_of_a_later_format_is_left_alone() -> None:
+def test_field_of_a_later_format_is_ignored() -> None:
     data = wire.encode_audit(UPDATE)[:-1] + b',"device":"gpu"}'
     assert wire.decode_audit(data) == UPDATE

@@ -63,7 +63,7 @@ def far_apart() -> Vector:
 
 @given(vectors())
 @example(np.zeros(5, np.float32))
-def test_a_vector_comes_back_bit_by_bit_and_is_never_longer_than_dense(vector: Vector) -> None:
+def test_vector_is_decoded_bit_by_bit_and_never_longer_than_dense(vector: Vector) -> None:
     found = smallest(vector)
     if not isinstance(found, SparseVector):
         assert found is vector
@@ -77,7 +77,7 @@ def test_a_vector_comes_back_bit_by_bit_and_is_never_longer_than_dense(vector: V
 
 
 @given(vectors(), st.integers(1, 3))
-def test_some_numbers_are_sent_as_the_whole_vector_would_be(vector: Vector, width: int) -> None:
+def test_sparse_input_is_sent_like_its_dense_vector(vector: Vector, width: int) -> None:
     vector = vector[: len(vector) // width * width]
     rows = vector.reshape(-1, width)
     there = np.flatnonzero(rows.view(np.uint32).any(axis=1) | (np.arange(len(rows)) % 5 == 0))
@@ -91,7 +91,7 @@ def test_some_numbers_are_sent_as_the_whole_vector_would_be(vector: Vector, widt
 
 
 @given(st.lists(vectors(), min_size=1, max_size=4))
-def test_a_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vector]) -> None:
+def test_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vector]) -> None:
     size = min(map(len, several))
     wanted, found = np.zeros(size, np.float32), np.zeros(size, np.float32)
     with np.errstate(invalid="ignore"):
@@ -115,13 +115,13 @@ def test_a_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vec
         (np.zeros(10**6, np.float32), 20),
     ],
 )
-def test_numbers_rows_or_a_bitmap_of_them_whatever_is_shortest(vector: Vector, length: int) -> None:
+def test_shortest_of_numbers_rows_and_bitmap_is_used(vector: Vector, length: int) -> None:
     found = smallest(vector)
     assert isinstance(found, SparseVector)
     assert len(encode_sparse(found)) == length
 
 
-def test_what_is_mostly_there_stays_as_it_is() -> None:
+def test_nearly_dense_vector_is_sent_dense() -> None:
     vector = embedded(100, 1, 97)
     assert smallest(vector) is vector
 
@@ -133,7 +133,7 @@ def replied(vector: Vector | SparseVector) -> bytes:
 
 
 @given(vectors())
-def test_a_gradient_may_carry_either(vector: Vector) -> None:
+def test_gradient_may_carry_sparse_or_dense_vector(vector: Vector) -> None:
     for sent in (vector, smallest(vector)):
         job, back = decode_reply(replied(sent))
         assert job == "j"
@@ -143,7 +143,7 @@ def test_a_gradient_may_carry_either(vector: Vector) -> None:
         assert found.tobytes() == vector.tobytes()
 
 
-def test_a_dense_gradient_is_written_as_it_always_was() -> None:
+def test_encoding_of_a_dense_gradient_is_stable() -> None:
     header = (
         b"\x92\xa1j\x89\xa4type\xa8gradient\xa6worker\xa1w\xa5model\x92\x03\x00\xa7batches\x91\x07"
         b"\xa7samples\x09\xa8loss_sum\xcb?\xf0\0\0\0\0\0\0\xabmetric_sums\x80\xa7seconds"
@@ -181,13 +181,13 @@ def gaps(*between: int) -> bytes:
         (head(33, 1, 3, 0) + gaps(3, 4) + bytes(12), "blocks are not 3 below 33"),
     ],
 )
-def test_what_is_no_sparse_vector_is_refused(data: bytes, expected: str) -> None:
+def test_invalid_sparse_vector_is_refused(data: bytes, expected: str) -> None:
     with pytest.raises(WireError, match=expected):
         decode_sparse(memoryview(data))
 
 
 @given(vectors(), st.data())
-def test_a_damaged_sparse_vector_is_refused_or_is_another(
+def test_damaged_sparse_vector_is_refused_or_decoded_as_another(
     vector: Vector, data: st.DataObject
 ) -> None:
     whole = bytearray(replied(smallest(vector)))
@@ -205,18 +205,18 @@ def test_a_damaged_sparse_vector_is_refused_or_is_another(
 
 
 @given(vectors(), st.integers(0, 1800))
-def test_a_vector_is_as_large_sparse_as_dense(vector: Vector, count: int) -> None:
+def test_squared_norm_is_the_same_for_sparse_and_dense(vector: Vector, count: int) -> None:
     whole = np.nan_to_num(vector, posinf=1.0, neginf=-1.0)
     expected = float((whole[:count].astype(np.float64) ** 2).sum())
     assert squared_norm(smallest(whole), count) == pytest.approx(expected)
 
 
-def test_the_largest_numbers_have_a_square_still() -> None:
+def test_squared_norm_of_largest_numbers_is_finite() -> None:
     assert squared_norm(np.full(3, 3e38, np.float32), 3) == pytest.approx(2.7e77)
 
 
 @given(vectors())
-def test_how_long_a_vector_is_on_its_way_is_known_before(vector: Vector) -> None:
+def test_encoded_bytes_matches_the_encoded_length(vector: Vector) -> None:
     found = smallest(vector)
     length = len(encode_sparse(found)) if isinstance(found, SparseVector) else found.nbytes
     assert encoded_bytes(found) == length

@@ -76,7 +76,7 @@ def effective(
 
 
 @given(COURSE, st.sets(st.integers(0, 79)))
-def test_the_view_is_what_the_effective_history_says(
+def test_view_of_a_job_matches_its_effective_history(
     course: list[tuple[str, int, int]], asked_at: set[int]
 ) -> None:
     records = written(course)
@@ -84,7 +84,8 @@ def test_the_view_is_what_the_effective_history_says(
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
         if offset in asked_at:
-            progress_answer(view, offset * STEP_S)  # reading it must change nothing
+            # Reading must not change the view.
+            progress_answer(view, offset * STEP_S)
             workers_answer(view, FleetLedger(), offset * STEP_S)
     now = len(records) * STEP_S
     made, quarantined = effective(records)
@@ -103,7 +104,8 @@ def test_the_view_is_what_the_effective_history_says(
         assert set(progress.metrics) == {name for each in last for name in each.metrics}
         for name, value in progress.metrics.items():
             having = [each.metrics[name] for each in last if name in each.metrics]
-            assert value == pytest.approx(sum(having) / len(having))  # all of as many samples
+            # Each update has the same number of samples.
+            assert value == pytest.approx(sum(having) / len(having))
     else:
         assert progress.loss is None
 
@@ -126,7 +128,7 @@ def test_the_view_is_what_the_effective_history_says(
 
 
 @given(COURSE)
-def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
+def test_rates_cover_the_effective_updates_of_the_last_ten_seconds(
     course: list[tuple[str, int, int]],
 ) -> None:
     records = written(course)
@@ -156,7 +158,7 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
 
 
 @given(COURSE, st.integers(1, 30))
-def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
+def test_newest_updates_are_kept_and_sums_cover_all(
     course: list[tuple[str, int, int]], kept: int
 ) -> None:
     records = written(course)
@@ -174,7 +176,7 @@ def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
     assert progress_answer(view, 0.0).version == len(updates)
 
 
-def test_pages_follow_one_another_without_a_gap() -> None:
+def test_update_pages_follow_one_another_without_a_gap() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), 1.0, 1.0)
     for version in range(1, 26):
@@ -191,12 +193,13 @@ def test_pages_follow_one_another_without_a_gap() -> None:
     assert updates_page(view, 10**9, 10).next is None
 
 
-def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
+def test_updates_are_followed_if_the_topic_lost_its_beginning() -> None:
     # Offsets below 500 are gone. The first update shows that the epoch of Lead 480 is in force.
     view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
-    assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
+    # This update is of a deposed leader.
+    assert not view.feed_update(502, update(300, 41), 1.0, 1.0)
     assert view.feed_update(503, update(480, 42), 2.0, 2.0)
     assert view.feed_update(504, lead(480, ModelId(480, 41), epoch=504), 3.0, 3.0)
     assert view.feed_update(505, update(504, 42), 4.0, 4.0)
@@ -205,15 +208,16 @@ def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None
     assert page.oldest == 41
 
 
-def test_a_ghost_that_is_read_first_is_found_out() -> None:
+def test_update_of_a_deposed_leader_is_dropped_once_a_later_epoch_is_read() -> None:
     view = JobProgress(job(), updates_start=500)
-    assert view.feed_update(500, update(300, 17), 1.0, 1.0)  # nobody can know better yet
+    # A later epoch is not known yet.
+    assert view.feed_update(500, update(300, 17), 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert [each.version for each in updates_page(view, 0, 10).updates] == [41]
     assert progress_answer(view, 2.0).samples == BATCH
 
 
-def test_what_nobody_knows_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     view = JobProgress(job())
     progress = progress_answer(view, 5.0)
     assert (progress.lag, progress.workers, progress.led) == (None,) * 3
@@ -225,7 +229,7 @@ def test_what_nobody_knows_is_null() -> None:
     assert reported.gradient_s is None
 
 
-def test_where_redis_is_away_nobody_is_called_silent() -> None:
+def test_workers_are_not_shown_as_silent_while_redis_is_unavailable() -> None:
     view = JobProgress(job())
     view.look(JobObservation(1.0, {"w1": "alive", "w2": "leaving"}, None, led=True))
     assert [
@@ -240,7 +244,7 @@ def test_where_redis_is_away_nobody_is_called_silent() -> None:
     assert progress_answer(view, 2.0).led is None
 
 
-def test_a_job_that_is_stopped_says_why() -> None:
+def test_stopped_job_shows_its_reason() -> None:
     view = JobProgress(job())
     assert progress_answer(view, 1.0).done == ""
     view.record = replace(view.record, wanted="stopped", reason="the loss is reached")
@@ -248,7 +252,7 @@ def test_a_job_that_is_stopped_says_why() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), max_size=12))
-def test_curve_has_the_first_and_the_newest_update_that_count_and_steps_between(
+def test_curve_contains_first_newest_and_some_effective_updates(
     steps: list[tuple[int, int]],
 ) -> None:
     # updates 1 ... 60    taken back to 45    46 ... 80    taken back to 60 ...
@@ -277,18 +281,19 @@ def test_curve_has_the_first_and_the_newest_update_that_count_and_steps_between(
     assert curves.loss == tuple(path[version - 1].loss for version in curves.version)
 
 
-def test_rate_on_a_curve_is_that_of_the_ten_seconds_before() -> None:
+def test_rate_on_a_curve_covers_the_ten_seconds_before() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), 0.0, 0.0)
     for version in range(1, 101):
         view.feed_update(version, update(0, version), version * 0.5, version * 0.5)
-    view.feed_update(101, update(0, 101), 150.0, 150.0)  # a pause of 100 s
+    # The updates pause for 100 s.
+    view.feed_update(101, update(0, 101), 150.0, 150.0)
     rates = curves_answer(view, FleetLedger(), 150.0).updates_per_s
     assert rates[:100] == pytest.approx((2.0,) * 100)
     assert rates[100] == pytest.approx(0.01)
 
 
-def test_an_update_without_a_time_stands_on_a_curve_where_the_one_before_it_does() -> None:
+def test_update_without_a_time_has_the_time_of_the_previous_one() -> None:
     view = JobProgress(job())
     view.feed_update(0, lead(), 1.0, 1.0)
     view.feed_update(1, update(0, 1), 5.0, 5.0)

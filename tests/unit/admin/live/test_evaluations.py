@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 
-def judged(version: int, accuracy: float = 0.5, epoch: int = 0) -> Evaluated:
+def evaluated(version: int, accuracy: float = 0.5, epoch: int = 0) -> Evaluated:
     return Evaluated(ModelId(epoch, version), float(version), 100, {"accuracy": accuracy})
 
 
@@ -42,15 +42,15 @@ def curves(view: JobProgress) -> EvaluationCurves:
     return curves_answer(view, FleetLedger(), 1.0).evaluation
 
 
-def test_without_evaluations_nothing_is_known(view: JobProgress) -> None:
+def test_view_without_evaluations_shows_none(view: JobProgress) -> None:
     assert progress_answer(view, 1.0).evaluation is None
     assert curves(view).version == ()
 
 
-def test_the_newest_of_the_test_and_of_each_stream_are_reported(view: JobProgress) -> None:
-    view.evaluations.feed(judged(10, 0.6))
+def test_newest_results_of_the_test_set_and_each_stream_are_shown(view: JobProgress) -> None:
+    view.evaluations.feed(evaluated(10, 0.6))
     view.evaluations.feed(predicted(10, clicks=0.5, views=0.4))
-    view.evaluations.feed(judged(20, 0.7))
+    view.evaluations.feed(evaluated(20, 0.7))
     view.evaluations.feed(predicted(20, clicks=0.6, elsewhere=0.1))
     view.evaluations.feed(Drifted(ModelId(0, 20), 3.0, "clicks", 0.1, 0.4))
     reported = latest(view)
@@ -69,30 +69,30 @@ def test_the_newest_of_the_test_and_of_each_stream_are_reported(view: JobProgres
     ]
 
 
-def test_what_two_evaluators_write_of_a_version_counts_once_and_none_goes_back(
+def test_duplicate_and_older_evaluations_are_ignored(
     view: JobProgress,
 ) -> None:
     for version in (10, 10, 20, 10, 20):
-        view.evaluations.feed(judged(version))
+        view.evaluations.feed(evaluated(version))
     assert curves(view).version == (10, 20)
 
 
-def test_of_many_versions_some_are_kept_and_always_the_newest(view: JobProgress) -> None:
+def test_number_of_kept_evaluations_is_limited_and_includes_the_newest(view: JobProgress) -> None:
     for version in range(3 * KEPT_TESTS):
-        view.evaluations.feed(judged(version))
+        view.evaluations.feed(evaluated(version))
         assert view.evaluations.tests[-1].model.version == version
     assert KEPT_TESTS // 2 <= len(curves(view).version) <= KEPT_TESTS
 
 
-def test_effective_versions_alone_are_reported(view: JobProgress) -> None:
+def test_only_evaluations_of_effective_versions_are_shown(view: JobProgress) -> None:
     # offset  0      1    2    3           4               5                    6
     # record  Lead   J=1  J=2  of (0, 2)   of (7, 2): none  Lead, base (0, 1)   of (0, 2): late
     records: list[AuditRecord] = [
         lead(),
         update(0, 1),
         update(0, 2),
-        judged(2, 0.8),
-        judged(2, 0.1, epoch=7),
+        evaluated(2, 0.8),
+        evaluated(2, 0.1, epoch=7),
     ]
     for offset, record in enumerate(records):
         assert view.feed_update(offset, record, 1.0, 1.0) == (offset != 4)
@@ -101,5 +101,5 @@ def test_effective_versions_alone_are_reported(view: JobProgress) -> None:
     assert (shown.version, shown.test) == (2, {"accuracy": 0.8})
     assert curves_answer(view, FleetLedger(), 2.0).evaluation.version == (2,)
     view.feed_update(5, lead(0, ModelId(0, 1), "c2", 5), 1.0, 1.0)
-    assert not view.feed_update(6, judged(2), 1.0, 1.0)
+    assert not view.feed_update(6, evaluated(2), 1.0, 1.0)
     assert progress_answer(view, 2.0).evaluation is None

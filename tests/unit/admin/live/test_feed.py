@@ -8,7 +8,7 @@ import threading
 from services.admin.live.feed import Feed
 
 
-def test_a_reader_gets_what_came_since() -> None:
+def test_feed_returns_events_since_a_position() -> None:
     feed = Feed("life")
     feed.publish("update", b'{"version":1}')
     feed.publish("update", b'{"version":2}')
@@ -17,7 +17,7 @@ def test_a_reader_gets_what_came_since() -> None:
     assert feed.since(2) == (b"", 2)
 
 
-def test_who_is_overtaken_has_lost_events() -> None:
+def test_reader_behind_the_ring_gets_none() -> None:
     feed = Feed("life", capacity=3)
     for number in range(5):
         feed.publish("update", b"%d" % number)
@@ -27,7 +27,7 @@ def test_who_is_overtaken_has_lost_events() -> None:
     assert found[0].count(b"event: update") == 3
 
 
-def test_an_id_resumes_while_its_successor_is_in_the_ring() -> None:
+def test_event_id_resumes_while_its_successor_is_in_the_ring() -> None:
     feed = Feed("life", capacity=3)
     for _ in range(5):
         feed.publish("update", b"{}")
@@ -36,7 +36,7 @@ def test_an_id_resumes_while_its_successor_is_in_the_ring() -> None:
         assert feed.after(strange) is None
 
 
-def test_streams_of_several_loops_are_woken_and_ended() -> None:
+def test_publish_wakes_and_close_ends_readers_of_several_loops() -> None:
     feed, woken = Feed("life"), list[str]()
     listening = threading.Barrier(3)
 
@@ -66,7 +66,7 @@ def test_streams_of_several_loops_are_woken_and_ended() -> None:
     assert (feed.listeners, feed.end) == (0, 1)
 
 
-def test_a_loop_that_is_gone_is_forgotten() -> None:
+def test_closed_event_loop_is_forgotten() -> None:
     feed = Feed("life")
 
     async def come_and_go() -> None:

@@ -112,7 +112,7 @@ def rig() -> Iterator[Rig]:
     made.loop.close()
 
 
-def test_summary_is_made_again_only_if_it_may_differ(
+def test_summary_is_recomputed_only_if_it_may_differ(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, looks = list[float](), list[float]()
@@ -148,7 +148,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     eventually(lambda: rig.numbers().workers == 1)
 
 
-def test_what_had_happened_is_known_and_not_reported(rig: Rig) -> None:
+def test_earlier_updates_are_known_and_not_published(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 1301)))
     follower = rig.begin()
     with follower.view() as view:
@@ -157,7 +157,7 @@ def test_what_had_happened_is_known_and_not_reported(rig: Rig) -> None:
     assert rig.progress()["version"] == 1300
 
 
-def test_new_updates_are_published_as_the_newest_of_all(rig: Rig) -> None:
+def test_new_updates_are_published_with_count_and_newest_version(rig: Rig) -> None:
     rig.begin()
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 51)))
     count, version = 0, 0
@@ -169,13 +169,14 @@ def test_new_updates_are_published_as_the_newest_of_all(rig: Rig) -> None:
     assert data["at_s"] == pytest.approx(time.time(), abs=60)
 
 
-def test_what_an_evaluator_writes_is_published_if_its_version_counts(rig: Rig) -> None:
+def test_evaluation_is_published_if_its_version_counts(rig: Rig) -> None:
     before = Evaluated(ModelId(0, 1), 7.0, 100, {"accuracy": 0.5})
     rig.topics.audit(lead(), update(0, 1), before)
     rig.begin()
     assert rig.progress()["evaluation"]["test"] == {"accuracy": 0.5}
     rig.topics.audit(
-        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # no leader made this version
+        # No leader made this version.
+        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),
         update(0, 2),
         Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
         Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
@@ -197,22 +198,23 @@ def test_what_an_evaluator_writes_is_published_if_its_version_counts(rig: Rig) -
     assert rig.progress()["evaluation"]["prequential"] == {"clicks": {"accuracy": 0.8}}
 
 
-def test_what_an_evaluator_writes_of_the_first_weights_is_published(rig: Rig) -> None:
+def test_evaluation_of_the_initial_weights_is_published(rig: Rig) -> None:
     rig.begin()
     rig.topics.audit(lead(), Evaluated(GENESIS, 1.0, 100, {"accuracy": 0.1}), update(0, 1))
     data = rig.next_named("evaluation")
     assert (data["version"], data["epoch"], data["test"]) == (0, -1, {"accuracy": 0.1})
-    eventually(lambda: rig.progress()["version"] == 1)  # it continued
+    # The follower continues.
+    eventually(lambda: rig.progress()["version"] == 1)
 
 
-def test_takeover_is_reported_by_the_job_anew(rig: Rig) -> None:
+def test_takeover_publishes_the_job_again(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
     rig.topics.audit(lead(0, ModelId(0, 1), "other", 3))
     assert rig.next_named("job")["progress"]["version"] == 1
 
 
-def test_members_come_leave_and_go(rig: Rig) -> None:
+def test_worker_status_changes_are_published(rig: Rig) -> None:
     rig.board.beat(WorkerId("w1"), "alive", 60.0)
     rig.begin()
     rig.board.beat(WorkerId("w2"), "alive", 60.0)
@@ -224,7 +226,9 @@ def test_members_come_leave_and_go(rig: Rig) -> None:
     assert rig.next_named("member")["status"] == "gone"
 
 
-def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_reads_a_plans_topic_created_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.admin.live.followers.PLANS_S", 0.01)
     text = SPEC + "provisioning: {workers: 2}\n"
     rig.jobs = {JOB: replace(rig.jobs[JOB], spec=parse_job(text))}
@@ -233,7 +237,8 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
         ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
-        Ended(7, 1, 4.0, "lost"),  # no leader has this term
+        # No leader has this term.
+        Ended(7, 1, 4.0, "lost"),
     )
     eventually(lambda: _running(follower) == 1)
     rig.topics.plan(Ended(0, 1, 5.0, "preempted", "taken back"))
@@ -251,7 +256,7 @@ def _running(follower: JobFollower) -> int:
         return len(view.ledger.running)
 
 
-def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
+def test_machine_without_heartbeats_is_silent(rig: Rig) -> None:
     rig.topics.plan(
         ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 3, "spot", "m1"),
@@ -264,14 +269,14 @@ def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
     assert (workers["by-hand"].status, workers["by-hand"].slot) == ("alive", None)
 
 
-def test_a_change_of_the_job_is_reported(rig: Rig) -> None:
+def test_change_of_the_job_is_published(rig: Rig) -> None:
     rig.begin()
     rig.jobs = {JOB: replace(rig.jobs[JOB], wanted="paused", reason="prices are high")}
     data = rig.next_named("job")
     assert (data["wanted"], data["reason"]) == ("paused", "prices are high")
 
 
-def test_without_kafka_what_was_known_stays_and_news_come_later(rig: Rig) -> None:
+def test_known_state_remains_during_a_kafka_outage_and_updates_follow(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1))
     rig.begin()
     rig.log.go_away()
@@ -281,7 +286,7 @@ def test_without_kafka_what_was_known_stays_and_news_come_later(rig: Rig) -> Non
     eventually(lambda: rig.progress()["version"] == 2)
 
 
-def test_before_kafka_answers_nothing_is_known(rig: Rig) -> None:
+def test_check_raises_until_kafka_answers(rig: Rig) -> None:
     rig.log.go_away()
     with pytest.raises(UnavailableError, match=r"plays a broker that is away|still being read"):
         rig.follower.check()
@@ -290,7 +295,7 @@ def test_before_kafka_answers_nothing_is_known(rig: Rig) -> None:
     rig.follower.check()
 
 
-def test_without_redis_updates_come_all_the_same(rig: Rig) -> None:
+def test_updates_are_published_while_redis_is_unavailable(rig: Rig) -> None:
     rig.board.hold_lease("c", 60.0)
     rig.begin()
     assert rig.progress()["led"] is True
@@ -304,7 +309,7 @@ def test_without_redis_updates_come_all_the_same(rig: Rig) -> None:
     eventually(lambda: rig.progress()["led"] is False)
 
 
-def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
+def test_topic_that_lost_its_beginning_is_read_again(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
     rig.begin()
     rig.log.go_away()
@@ -319,7 +324,7 @@ def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
         assert updates_page(view.job, 0, 10).newest == 8
 
 
-def test_a_topic_that_is_created_anew_is_read_anew_however_long_it_is(rig: Rig) -> None:
+def test_recreated_topic_is_read_again_whatever_its_length(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 4)))
     rig.begin()
     eventually(lambda: rig.progress()["version"] == 3)
@@ -336,7 +341,7 @@ def _encoded(version: int) -> bytes:
     return encode_audit(update(0, version))
 
 
-def test_garbage_is_passed_over(rig: Rig) -> None:
+def test_garbage_is_skipped(rig: Rig) -> None:
     rig.topics.audit(lead())
     with rig.log.anyway():
         rig.log.append(NewRecord(UPDATES.topic, b"\xff{", partition=0))
@@ -346,7 +351,7 @@ def test_garbage_is_passed_over(rig: Rig) -> None:
     assert rig.progress()["version"] == 1
 
 
-def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
+def test_record_of_a_later_format_is_reported(rig: Rig) -> None:
     with rig.log.anyway():
         later = b'{"type":"update-applied","format":2}'
         rig.log.append(NewRecord(UPDATES.topic, later, partition=0))
@@ -355,7 +360,7 @@ def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
         rig.follower.check()
 
 
-def test_a_deleted_job_is_followed_no_longer(rig: Rig) -> None:
+def test_deleted_job_is_no_longer_followed(rig: Rig) -> None:
     follower = rig.begin()
     rig.jobs = {}
     eventually(lambda: follower.ended_s is not None)
@@ -364,7 +369,7 @@ def test_a_deleted_job_is_followed_no_longer(rig: Rig) -> None:
         follower.check()
 
 
-def test_unwatched_job_is_folded_and_publishes_nothing(rig: Rig) -> None:
+def test_unwatched_job_is_followed_without_publishing(rig: Rig) -> None:
     rig.followers.start()
     rig.topics.audit(lead(), update(0, 1))
     record = rig.jobs[JOB]
@@ -377,12 +382,13 @@ def test_unwatched_job_is_folded_and_publishes_nothing(rig: Rig) -> None:
     rig.topics.audit(update(0, 2))
     eventually(lambda: version() == 2)
     feed = rig.follower.feed
-    assert feed.end == 1  # it is counted
+    # The update is counted.
+    assert feed.end == 1
     # A client that reconnects starts afresh.
     assert feed.since(0) is None
 
 
-def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:
+def test_deleted_topic_is_read_again_once_it_is_back(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
     with rig.log.anyway():
@@ -392,7 +398,7 @@ def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:
     eventually(lambda: rig.progress()["version"] == 1)
 
 
-def test_the_genesis_is_no_update(rig: Rig) -> None:
+def test_initial_version_is_no_update(rig: Rig) -> None:
     rig.topics.audit(lead(-1, GENESIS))
     rig.begin()
     data = rig.progress()

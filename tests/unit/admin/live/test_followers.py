@@ -76,7 +76,7 @@ def rig() -> Iterator[Rig]:
     assert set(threading.enumerate()) <= made.before
 
 
-def test_jobs_that_run_are_followed_from_the_start_and_no_others(rig: Rig) -> None:
+def test_running_jobs_are_followed_from_the_start_and_no_others(rig: Rig) -> None:
     rig.followers.start()
     eventually(lambda: rig.followed() == {JOB})
     Topics(rig.log, "new")
@@ -84,19 +84,21 @@ def test_jobs_that_run_are_followed_from_the_start_and_no_others(rig: Rig) -> No
     eventually(lambda: rig.followed() == {JOB, "new"})
 
 
-def test_a_question_begins_to_follow(rig: Rig) -> None:
+def test_request_starts_following_a_job(rig: Rig) -> None:
     follower = asyncio.run(rig.followers.ready("old"))
     assert follower.ready
     assert follower is rig.followers.of("old")
     assert "old" in rig.followed()
 
 
-def test_nobody_follows_a_job_that_is_not_there(rig: Rig) -> None:
+def test_request_for_an_unknown_job_raises(rig: Rig) -> None:
     with pytest.raises(NotFoundError, match='there is no job "other"'):
         rig.followers.of("other")
 
 
-def test_a_request_waits_no_longer_than_it_may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_raises_if_the_job_is_not_read_in_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.admin.live.followers.READY_S", 0.05)
     rig.log.go_away()
     with pytest.raises(UnavailableError, match=f'not all of the job "{JOB}" is known'):
@@ -104,7 +106,7 @@ def test_a_request_waits_no_longer_than_it_may(rig: Rig, monkeypatch: pytest.Mon
     rig.log.come_back()
 
 
-def test_jobs_nobody_asks_about_are_left_unless_they_run(
+def test_idle_followers_are_dropped_unless_their_job_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.admin.live.followers.IDLE_S", 0.0)
@@ -115,7 +117,9 @@ def test_jobs_nobody_asks_about_are_left_unless_they_run(
     assert followers.of("old") is not old
 
 
-def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_event_stream_keeps_its_job_followed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.admin.live.followers.IDLE_S", 0.3)
     followers = rig.followers
 
@@ -125,7 +129,8 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.M
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         follower.feed.listen(loop, news)
         rig.jobs = {**rig.jobs, JOB: job("stopped")}
-        await happens(lambda: other.ended_s is not None)  # nobody subscribes to this one
+        # This one has no subscribers.
+        await happens(lambda: other.ended_s is not None)
         assert follower.ended_s is None
         follower.feed.unlisten(news)
         await happens(lambda: follower.ended_s is not None)
@@ -133,7 +138,7 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.M
     asyncio.run(listen())
 
 
-def test_a_deleted_job_is_forgotten(rig: Rig) -> None:
+def test_deleted_job_is_forgotten(rig: Rig) -> None:
     follower = rig.followers.of(JOB)
     rig.jobs = {}
     eventually(lambda: follower.ended_s is not None)
@@ -141,7 +146,7 @@ def test_a_deleted_job_is_forgotten(rig: Rig) -> None:
         rig.followers.of(JOB)
 
 
-def test_a_deleted_job_with_news_leaves_nothing_behind(rig: Rig) -> None:
+def test_deleted_job_with_pending_news_leaves_no_state(rig: Rig) -> None:
     follower = rig.followers.of(JOB)
     eventually(lambda: follower.ready)
     rig.jobs = {}
@@ -150,7 +155,7 @@ def test_a_deleted_job_with_news_leaves_nothing_behind(rig: Rig) -> None:
     eventually(lambda: not rig.followers._woken)  # noqa: SLF001
 
 
-def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
+def test_failed_follower_does_not_keep_the_thread_busy(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = Counter[str]()
@@ -164,16 +169,15 @@ def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    follower.due_s = 0.0  # its topics are being opened
+    # The follower still opens its topics.
+    follower.due_s = 0.0
     follower.guarded(_fail)
     passes.clear()
     eventually(lambda: passes["_sweep"] == 6)
     assert passes["_await_news"] < 100
 
 
-def test_another_follower_tries_where_one_has_failed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_follower_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.admin.live.followers.FAILED_S", 0.0)
     follower = rig.followers.of("old")
     rig.followers._followers["old"].guarded(_fail)  # noqa: SLF001
@@ -185,7 +189,7 @@ def _fail() -> None:
     raise ValueError("a fault of ours")
 
 
-def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
+def test_shutdown_ends_all_event_streams_and_threads(rig: Rig) -> None:
     followers = [rig.followers.of(name) for name in rig.jobs]
     rig.ending.set()
     eventually(lambda: all(follower.feed.closed for follower in followers))
@@ -195,7 +199,7 @@ def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
         rig.followers.of(JOB)
 
 
-def test_paused_jobs_are_read_once_and_then_cost_no_look_and_no_thread(
+def test_paused_jobs_are_read_once_and_then_cost_no_poll_and_no_thread(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.admin.live.followers.FILL_S", 0.0)
@@ -244,12 +248,13 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     assert summary.numbers.version == 2
     assert "paused" not in rig.followed()
     rig.log.go_away()
-    asyncio.run(rig.followers.known([record]))  # read from memory
+    # The numbers are in memory.
+    asyncio.run(rig.followers.known([record]))
     assert rig.followers.summary(record) == summary
     rig.log.come_back()
 
 
-def test_list_shows_a_resumed_job_as_running_before_its_follower_has_the_record(rig: Rig) -> None:
+def test_list_shows_a_resumed_job_as_running_before_its_follower_does(rig: Rig) -> None:
     running = rig.jobs[JOB]
     asyncio.run(rig.followers.ready(JOB))
     rig.jobs = {**rig.jobs, JOB: job("paused")}
@@ -261,7 +266,7 @@ def test_list_shows_a_resumed_job_as_running_before_its_follower_has_the_record(
     assert state.word == "waiting for a coordinator"
 
 
-def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(rig: Rig) -> None:
+def test_list_during_an_outage_has_no_numbers_until_kafka_recovers(rig: Rig) -> None:
     Topics(rig.log, "paused")
     rig.jobs["paused"] = record = job("paused", "paused")
     rig.log.go_away()
@@ -277,7 +282,7 @@ def test_list_during_an_outage_is_answered_without_numbers_and_soon_with_them(ri
     eventually(is_known)
 
 
-def test_age_of_an_open_transaction_is_known_of_jobs_that_run_and_that_are_paused() -> None:
+def test_age_of_an_open_transaction_is_known_for_running_and_paused_jobs() -> None:
     rig = Rig(HeldLog())
     rig.jobs["paused"] = job("paused", "paused")
     Topics(rig.log, "paused").audit(lead(), update(0, 1))
@@ -292,7 +297,7 @@ def test_age_of_an_open_transaction_is_known_of_jobs_that_run_and_that_are_pause
     rig.followers.close()
 
 
-def test_looks_that_see_nothing_new_leave_the_list_as_it_is(
+def test_polls_without_news_leave_the_list_unchanged(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = list[str]()
@@ -318,7 +323,7 @@ class RefusingLog(MemoryLog):
         return super().describe(topics)
 
 
-def test_topics_that_are_refused_keep_no_other_job_from_being_read() -> None:
+def test_refused_topics_of_one_job_do_not_affect_another() -> None:
     rig = Rig(RefusingLog())
     Topics(rig.log, "other")
     rig.jobs["other"] = job(name="other")

@@ -55,12 +55,12 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return made
 
 
-def test_second_page_of_an_unchanged_list_asks_and_renders_nothing(rig: Rig) -> None:
+def test_second_page_of_an_unchanged_list_queries_and_renders_nothing(rig: Rig) -> None:
     assert rig.page() == rig.page()
     assert rig.asked == rig.rendered == []
 
 
-def test_only_the_job_with_a_new_summary_is_asked_and_rendered(rig: Rig) -> None:
+def test_only_a_job_with_a_new_summary_is_queried_and_rendered(rig: Rig) -> None:
     before = rig.page()
     rig.summaries["j0003"] = LiveSummary(State("held", "look"))
     rig.listing.change("j0003")
@@ -74,7 +74,7 @@ def test_only_the_job_with_a_new_summary_is_asked_and_rendered(rig: Rig) -> None
     assert rig.page("state", 1) == [after[3]]
 
 
-def test_only_jobs_with_a_new_record_are_asked(rig: Rig) -> None:
+def test_only_jobs_with_a_new_record_are_queried(rig: Rig) -> None:
     rig.jobs = {**rig.jobs, "j0005": job("running", "j0005"), "z": job("paused", "z")}
     del rig.jobs["j0007"]
     rig.summaries["j0005"] = LiveSummary(UNREAD)

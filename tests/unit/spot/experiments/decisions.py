@@ -21,7 +21,7 @@ ON_DEMAND, SPOT, OTHER, NOWHERE = 0, 1, 2, -1
 def decide(
     places: Sequence[int],
     situation: Situation | None = None,
-    reason: str = "so it is written",
+    reason: str = "scripted decision",
 ) -> Decision:
     """Return a decision with these places."""
     count = len(places)

@@ -98,7 +98,7 @@ def runtimes_s(runs: tuple[SimulatedRun, ...]) -> Array:
     return np.array([run.runtime_s for run in runs])
 
 
-def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
+def test_on_demand_only_takes_theta_0_at_its_price() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
     done = simulate_analytically(job, OnDemandOnly(), steady(runs, workers), seed=1)
@@ -114,7 +114,7 @@ def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
         assert run.cost_ratio == pytest.approx(run.runtime_s / job.undisturbed_s[0])
 
 
-def test_the_static_split_costs_what_equation_16_says() -> None:
+def test_static_split_costs_what_equation_16_says() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=1000)
     done = RunsSummary.of(simulate_analytically(job, Static(), chained(runs, workers), seed=1))
@@ -147,7 +147,7 @@ def record_by_record(
 
 
 @pytest.mark.parametrize("shape", [1.0, 4.0])
-def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float) -> None:
+def test_last_update_time_agrees_with_record_by_record_simulation(shape: float) -> None:
     # There are few records, and rates differ: partial batches are a tenth of the work.
     k, b, updates, runs = 3, 8, 12, 500
     rates = np.array([3.0, 1.0, 2.0, 0.5])
@@ -171,7 +171,7 @@ def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditi
     return job, replace(steady(1, 1, timeline), variation=EVEN)
 
 
-def test_a_paused_stream_takes_as_much_longer_as_its_worker_was_away() -> None:
+def test_paused_stream_is_delayed_by_the_outage_of_its_worker() -> None:
     # up       |--- 10 s ---|   20 s   |--- 30 s ---|
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
     (run,) = simulate_analytically(job, Static(1), conditions, seed=1)
@@ -179,15 +179,15 @@ def test_a_paused_stream_takes_as_much_longer_as_its_worker_was_away() -> None:
     assert run.cost_usd == pytest.approx((run.runtime_s - 20) * SPOT_USD / 3600)
 
 
-def test_records_that_were_kept_are_worked_off_at_once_where_gradients_are_quick() -> None:
+def test_kept_records_with_fast_gradients_cause_no_delay() -> None:
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
     (run,) = simulate_analytically(job, Static(1), replace(conditions, stream="keep"), seed=1)
     assert run.runtime_s == pytest.approx(40.0, abs=2.0)
 
 
-def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> None:
+def test_kept_records_are_processed_at_the_speed_of_gradients() -> None:
     # up       |- 10 s -|  20 s  |--- 20 s ---|     10 records a second while 5 a second come:
-    # waiting  0        0 ... 100 ........... 0     what waits is gone after 20 s, at 50 s
+    # waiting  0        0 ... 100 ........... 0     the backlog is done after 20 s, at 50 s
     job, conditions = one_worker("#" * 5 + "." * 10 + "#", gradient_s=1.0)
     longer = replace(job, updates=3)
     conditions = replace(conditions, stream="keep")
@@ -198,7 +198,7 @@ def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> Non
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
 
 
-def test_policies_see_the_waiting_updates_that_the_provisioner_would_show() -> None:
+def test_policies_see_the_waiting_updates_of_kept_records() -> None:
     # up       |- 10 s -|  20 s  |-- ...    5 records a second come, 100 make an update
     # made     0        0.5      0.5
     # to come           1.5      0.5        of 2; a gradient of 10 ms takes no time beside that
@@ -222,7 +222,7 @@ def test_policies_see_the_waiting_updates_that_the_provisioner_would_show() -> N
     assert asked.work.updates == pytest.approx(20 - 0.1 * 50, abs=0.7)
 
 
-def test_reassigned_streams_cost_capacity_alone() -> None:
+def test_reassigned_streams_lose_no_records_during_an_outage() -> None:
     # machines  4 4 4 4 0 0 0 0 0 4 ...     each makes 0.1 updates a second, 0.2 of them come
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     conditions = replace(
@@ -236,7 +236,7 @@ def test_reassigned_streams_cost_capacity_alone() -> None:
     assert run.runtime_s == pytest.approx(100.0, abs=3.0)
 
 
-def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
+def test_reassigned_streams_are_limited_by_machine_capacity() -> None:
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     conditions = replace(
         steady(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines
@@ -247,7 +247,7 @@ def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
     assert run.pools[SPOT].machine_s == pytest.approx(run.runtime_s)
 
 
-def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
+def test_last_round_adds_its_time_and_cost() -> None:
     runs = 2
     job = givens(np.full((runs, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(steady(runs, 4), variation=EVEN)
@@ -259,7 +259,7 @@ def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
         assert other.cost_usd == pytest.approx(one.cost_usd + 4 * 7 * ON_DEMAND_USD / 3600)
 
 
-def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
+def test_run_without_any_machine_gives_up_at_no_cost() -> None:
     job = givens(np.full((3, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(steady(3, 4, "."), give_up_after=2.0)
     for run in simulate_analytically(job, Static(4), conditions, seed=1):
@@ -268,7 +268,7 @@ def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
         assert run.updates == 0
 
 
-def test_prices_are_paid_as_they_are_and_policies_see_them() -> None:
+def test_current_prices_are_paid_and_shown_to_policies() -> None:
     # The price is 0.1 USD an hour for 10 s, then 0.3. From then on the policy uses on-demand
     # machines.
     job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
@@ -281,7 +281,7 @@ def test_prices_are_paid_as_they_are_and_policies_see_them() -> None:
     assert run.cost_usd == pytest.approx(4 * (10 * 0.1 + (run.runtime_s - 10) * 0.3) / 3600)
 
 
-def test_rates_are_learnt_from_what_is_seen() -> None:
+def test_rates_are_learned_from_observed_records() -> None:
     rates = np.array([[2.0, 40.0, 5.0, 100.0]] * 50)
     job = givens(rates, updates=500, k=4, b=8)
     policy = Scripted(always([SPOT, SPOT, ON_DEMAND, ON_DEMAND]), review_s=60.0)
@@ -295,7 +295,7 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
     assert learnt.std(axis=0).min() > 0
 
 
-def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
+def test_policies_see_progress_from_arrived_records() -> None:
     # 20 records/s arrive, and an update takes 10. At 1,200 s, 24,000 ± 155 records have arrived.
     runs = 200
     job = givens(np.full((runs, 4), 5.0), updates=10_000, k=2, b=5)
@@ -306,7 +306,7 @@ def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
     assert left.std() == pytest.approx(15.5, rel=0.2)
 
 
-def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
+def test_frequent_reviews_do_not_change_the_runtime_distribution() -> None:
     # Repeated lookups return the same records as a single draw.
     runs = 300
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
@@ -318,25 +318,25 @@ def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
 
 
-def test_twice_the_pace_halves_the_time() -> None:
+def test_double_pace_halves_the_runtime() -> None:
     job = givens(np.full((1, 4), 5.0), updates=50, k=10, b=10)
     conditions = replace(steady(1, 4), variation=EVEN, pace=lambda _: np.full(1, 2.0))
     (run,) = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     assert run.runtime_s == pytest.approx(job.undisturbed_s[0] / 2, abs=1.0)
 
 
-def test_the_same_seed_gives_the_same_runs() -> None:
+def test_same_seed_gives_the_same_runs() -> None:
     job = givens(np.full((5, 8), 5.0), updates=50, k=10, b=10)
     one, other = (simulate_analytically(job, Static(), chained(5, 8), seed=4) for _ in range(2))
     assert one == other
     assert [run.index for run in one] == list(range(5))
 
 
-def test_progress_rises_to_all() -> None:
+def test_progress_rises_to_one() -> None:
     job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
     shares = list[float]()
     simulate_analytically(job, OnDemandOnly(), steady(2, 4), seed=1, progress=shares.append)
-    # 250 s and the rest of some batches: 125 steps or a few more, told after 50 and 100
+    # 250 s and the rest of some batches: 125 steps or a few more, reported after 50 and 100
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert shares[0] == pytest.approx(0.4, abs=0.02)

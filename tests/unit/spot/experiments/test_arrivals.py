@@ -40,7 +40,7 @@ def times(arrivals: Arrivals, count: int) -> Floats:
     return np.array([arrivals.time_of(index) for index in range(count)])
 
 
-def test_gaps_are_exponential() -> None:
+def test_poisson_gaps_are_exponential() -> None:
     gaps = np.diff(times(stream("poisson"), 40_000), prepend=0.0)
     assert gaps.mean() == pytest.approx(1 / 125, abs=5 / 125 / math.sqrt(40_000))
     assert stats.kstest(gaps, stats.expon(scale=1 / 125).cdf).pvalue > 0.001
@@ -48,20 +48,20 @@ def test_gaps_are_exponential() -> None:
     assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 5 / math.sqrt(40_000)
 
 
-def test_counts_of_a_poisson_stream_vary_as_much_as_their_mean() -> None:
+def test_poisson_counts_have_a_variance_equal_to_their_mean() -> None:
     arrivals = stream("poisson")
     counts = np.diff([arrivals.count_until(t_s) for t_s in range(801)])
     assert counts.mean() == pytest.approx(125, abs=5 * math.sqrt(125 / 800))
     assert counts.var() == pytest.approx(125, rel=5 * math.sqrt(2 / 800))
 
 
-def test_an_even_stream_has_one_distance_and_a_phase() -> None:
+def test_even_stream_has_constant_gaps_and_a_phase() -> None:
     arrived = times(even(125.0, 0.25), 1000)
     np.testing.assert_allclose(np.diff(arrived), 1 / 125)
     assert arrived[0] == 0.25 / 125
 
 
-def test_a_trace_is_the_rate_scaled_to_the_mean_that_was_asked_for() -> None:
+def test_trace_rate_is_scaled_to_the_requested_mean() -> None:
     # The stream begins at 7 s: on its own clock the day turns at 13, 23, 43 s, and each 50 s on.
     arrivals = stream("trace")
     edges = np.array([0, 13, 23, 43, 63, 73, 93, 5043])
@@ -72,7 +72,7 @@ def test_a_trace_is_the_rate_scaled_to_the_mean_that_was_asked_for() -> None:
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
 
 
-def test_a_trace_that_begins_again_many_times_keeps_its_hours() -> None:
+def test_repeated_trace_keeps_its_hours() -> None:
     arrived = times(stream("trace", rate_per_s=5.0), 2 * CHUNK)
     hour = (arrived + 7) % 50
     assert not ((hour > 20 + 1e-6) & (hour < 30 - 1e-6)).any()
@@ -80,7 +80,7 @@ def test_a_trace_that_begins_again_many_times_keeps_its_hours() -> None:
     assert busy == pytest.approx(expected, abs=5 * math.sqrt(expected * 15 / 55 / (2 * CHUNK)))
 
 
-def test_within_a_piece_of_a_trace_arrivals_are_poisson() -> None:
+def test_arrivals_within_a_trace_segment_are_poisson() -> None:
     arrived = times(stream("trace", rate_per_s=1000.0), 11_000)
     gaps = np.diff(arrived[arrived < 13])
     assert stats.kstest(gaps, stats.expon(scale=1.1 / 2000).cdf).pvalue > 0.001
@@ -92,7 +92,7 @@ def test_within_a_piece_of_a_trace_arrivals_are_poisson() -> None:
     st.floats(1e-3, 1e4),
     st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=6),
 )
-def test_counts_and_times_agree(
+def test_arrival_counts_and_times_agree(
     name: str, seed: int, rate_per_s: float, indexes: list[int]
 ) -> None:
     arrivals = stream(name, rate_per_s, seed)
@@ -105,7 +105,7 @@ def test_counts_and_times_agree(
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
+def test_times_are_continuous_across_chunks(name: str) -> None:
     arrived = times(stream(name), 4 * CHUNK)
     assert (np.diff(arrived) >= 0).all()
     gaps = np.diff(arrived)
@@ -116,7 +116,7 @@ def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_who_asks_later_or_forgets_gets_the_same_records(name: str) -> None:
+def test_arrivals_do_not_depend_on_query_order_or_forgetting(name: str) -> None:
     one, other = stream(name, seed=3), stream(name, seed=3)
     far = one.time_of(3 * CHUNK)
     for index in range(0, 3 * CHUNK, 1000):
@@ -126,7 +126,7 @@ def test_who_asks_later_or_forgets_gets_the_same_records(name: str) -> None:
     assert other.count_until(far) == one.count_until(far)
 
 
-def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> None:
+def test_forgotten_records_are_rejected_and_the_rest_stays_counted() -> None:
     arrivals = stream("poisson")
     kept_s = arrivals.time_of(2 * CHUNK + 5)
     arrivals.forget_before(2 * CHUNK + 5)
@@ -142,14 +142,14 @@ def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> No
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_a_silent_stream_never_has_a_record(name: str) -> None:
+def test_silent_stream_never_has_a_record(name: str) -> None:
     arrivals = stream(name, rate_per_s=0.0)
     arrivals.forget_before(5)
     assert arrivals.count_until(1e9) == 0
     assert arrivals.time_of(0) == math.inf
 
 
-def test_streams_are_independent_of_each_other_and_of_who_asks_first() -> None:
+def test_streams_are_independent_of_each_other_and_of_query_order() -> None:
     rates = np.full(4, 50.0)
     forward = arrivals_of(SPECS["poisson"], rates, np.random.default_rng(5))
     backward = arrivals_of(SPECS["poisson"], rates, np.random.default_rng(5))
@@ -160,20 +160,20 @@ def test_streams_are_independent_of_each_other_and_of_who_asks_first() -> None:
     assert np.abs(correlation - np.eye(4)).max() < 5 / math.sqrt(2000)
 
 
-def test_what_cannot_arrive_is_refused() -> None:
+def test_trace_of_zeros_is_rejected() -> None:
     rng = np.random.default_rng(1)
     still = Trace(np.array([0.0, 5]), np.zeros(2), 10.0, "still.csv")
     with pytest.raises(ParameterError, match=r"trace: still\.csv is 0 throughout"):
         arrivals_of(SPECS["trace"], np.ones(1), rng, still)
 
 
-def test_gaps_of_any_law_can_be_put_on_any_clock() -> None:
+def test_arrivals_combine_any_gap_law_with_any_clock() -> None:
     drawn = Arrivals(np.ones, lambda sums: sums / 4)
     assert times(drawn, 5).tolist() == [0.25, 0.5, 0.75, 1, 1.25]
     assert drawn.count_until(1.0) == 4
 
 
-def test_rates_are_drawn_for_each_worker_of_each_run() -> None:
+def test_draw_rates_draws_for_each_worker_of_each_run() -> None:
     rng = np.random.default_rng(1)
     drawn = draw_rates(UniformRates(low=1, high=250), 64, 200, rng)
     assert drawn.shape == (200, 64)
@@ -187,9 +187,7 @@ def test_rates_are_drawn_for_each_worker_of_each_run() -> None:
 @pytest.mark.parametrize("name", SPECS)
 @given(st.integers(0, 3 * CHUNK), st.integers(1, 900), st.integers(0, 120))
 @settings(max_examples=10)
-def test_many_times_at_once_are_those_one_by_one(
-    name: str, first: int, step: int, count: int
-) -> None:
+def test_times_of_many_equal_times_one_by_one(name: str, first: int, step: int, count: int) -> None:
     indexes = range(first, first + step * count, step)
     one_by_one = stream(name)
 

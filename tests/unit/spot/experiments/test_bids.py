@@ -45,7 +45,7 @@ def recorded(path: Path, prices: list[float], step_s: float = 300.0) -> dict[str
     return {"file": path.name}
 
 
-def test_at_a_constant_price_two_hours_of_four_machines_are_paid_and_nobody_is_evicted(
+def test_backlog_at_a_constant_price_is_paid_without_evictions(
     tmp_path: Path,
 ) -> None:
     one, other = simulate(a_job(), tmp_path, 2, 1)
@@ -55,7 +55,7 @@ def test_at_a_constant_price_two_hours_of_four_machines_are_paid_and_nobody_is_e
     assert (one.met, one.preemptions, one.launches, one.spot_share) == (True, 0, 4, 1.0)
 
 
-def test_an_hour_in_which_the_price_passes_the_bid_costs_nothing_and_work_stands_still(
+def test_hour_with_an_eviction_is_refunded_and_work_pauses(
     tmp_path: Path,
 ) -> None:
     # price 0.05         0.9        0.05       and again every two hours, for two weeks
@@ -74,7 +74,7 @@ def test_an_hour_in_which_the_price_passes_the_bid_costs_nothing_and_work_stands
     assert alone.usd == pytest.approx(4 * 0.2 * 300 / HOUR_S)
 
 
-def test_a_pool_that_refuses_machines_is_passed_over_until_the_next_look(tmp_path: Path) -> None:
+def test_pool_that_refuses_machines_is_skipped_until_the_next_review(tmp_path: Path) -> None:
     # No spot machine is available from the second hour on.
     (tmp_path / "there.csv").write_text("seconds,n\n0,1\n3600,0\n90000,0\n")
     there = {"file": "there.csv", "start_s": 0.0}
@@ -88,7 +88,7 @@ def test_a_pool_that_refuses_machines_is_passed_over_until_the_next_look(tmp_pat
     assert alone.machine_s == pytest.approx(4 * (HOUR_S + 30))
 
 
-def test_the_same_seed_gives_the_same_and_bids_are_compared_with_other_policies(
+def test_bids_are_reproducible_and_comparable_with_other_policies(
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(3)
@@ -113,14 +113,14 @@ def test_the_same_seed_gives_the_same_and_bids_are_compared_with_other_policies(
     ],
     ids=["live stream", "hold", "rates of a backlog", "no rates"],
 )
-def test_what_is_no_backlog_is_refused_with_the_reason(
+def test_bidding_job_that_is_not_a_backlog_is_rejected(
     changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         a_job(**changes)
 
 
-def test_a_run_knows_prices_of_before_it_and_none_of_its_own(tmp_path: Path) -> None:
+def test_run_knows_only_prices_from_before_its_start(tmp_path: Path) -> None:
     trace = Trace(np.array([0.0, 100.0, 200.0, 300.0]), np.array([1.0, 2.0, 3.0, 4.0]), 400.0)
     prices = TracePrices(trace, np.array([250.0, 0.0]))
     # The lap of 400 s that ends at 250 s began at 250 s of the lap before; 100 s lie ahead.

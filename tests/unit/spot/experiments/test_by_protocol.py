@@ -22,7 +22,7 @@ def shares(machines: dict[int, SimulatedMachine]) -> list[int]:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
 @settings(max_examples=25)
-def test_streams_are_shared_evenly_each_once_and_few_are_moved(flips: list[int]) -> None:
+def test_reassignment_shares_streams_evenly_and_moves_few(flips: list[int]) -> None:
     bench = Bench(STREAMS, updates=10_000)
     group = Reassign(bench.time, bench.streams)
     machines = dict[int, "SimulatedMachine"]()
@@ -48,7 +48,7 @@ def test_streams_are_shared_evenly_each_once_and_few_are_moved(flips: list[int])
         assert len(moved) <= -(-STREAMS // len(machines))  # at most what a newcomer gets
 
 
-def test_a_held_stream_belongs_to_its_slot_whoever_is_there() -> None:
+def test_held_stream_belongs_to_its_slot() -> None:
     bench = Bench(2, updates=10_000)
     group = HeldStreams(bench.time, bench.streams, pause=True)
     first, second, again = (bench.protocol.join(1.0) for _ in range(3))

@@ -48,9 +48,7 @@ def an_experiment(**changes: Any) -> Experiment:  # noqa: ANN401 -- fields of a 
     ],
     ids=["hold", "heterogeneous", "keep", "pools", "moving"],
 )
-def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_analytic_and_protocol_modes_agree(changes: dict[str, Any], tmp_path: Path) -> None:
     for seed in range(2):
         (alone,) = simulate(an_experiment(**changes), tmp_path, 1, seed)
         (whole,) = simulate(an_experiment(mode="protocol", **changes), tmp_path, 1, seed)
@@ -61,7 +59,7 @@ def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
         assert whole.cost_usd == pytest.approx(alone.cost_usd, rel=0.04)
 
 
-def test_a_static_split_costs_on_average_what_equation_16_says(tmp_path: Path) -> None:
+def test_static_split_costs_on_average_what_equation_16_says(tmp_path: Path) -> None:
     experiment = an_experiment(updates=7200, spot=[SMALL["spot"][0] | {"cycle_s": 100}])
     work = Work(np.full(12, 40.0), 5, 16, 7200, 1320.0)
     expected = plan(work, market(0.286, 0.158, 0.9))
@@ -72,7 +70,7 @@ def test_a_static_split_costs_on_average_what_equation_16_says(tmp_path: Path) -
     assert summary.runtime_s.mean == pytest.approx(expected.expected_runtime_s, rel=0.01)
 
 
-def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path) -> None:
+def test_on_demand_machines_alone_take_theta_0(tmp_path: Path) -> None:
     runs = simulate(an_experiment(policy={"name": "on-demand"}), tmp_path, 20, 1)
 
     assert {run.preemptions for run in runs} == {0}
@@ -80,7 +78,7 @@ def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path
     assert [run.cost_ratio for run in runs] == pytest.approx([1.0] * 20, abs=0.02)
 
 
-def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
+def test_all_policies_get_the_same_drawn_rates(tmp_path: Path) -> None:
     rates = {
         name: draws_of(
             an_experiment(
@@ -97,7 +95,7 @@ def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
         np.testing.assert_array_equal(other, rates["static"])
 
 
-def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Path) -> None:
+def test_runs_are_reproducible_by_seed(tmp_path: Path) -> None:
     for mode in ("analytic", "protocol"):
         experiment = an_experiment(mode=mode, updates=100)
         first, again, other = (simulate(experiment, tmp_path, 2, seed) for seed in (5, 5, 9))
@@ -106,7 +104,7 @@ def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Pa
         assert [run.runtime_s for run in first] != [run.runtime_s for run in other]
 
 
-def test_progress_goes_from_the_beginning_to_the_end(tmp_path: Path) -> None:
+def test_progress_is_reported_from_start_to_end(tmp_path: Path) -> None:
     for mode in ("analytic", "protocol"):
         shares = list[float]()
         simulate(an_experiment(mode=mode, updates=2000), tmp_path, 2, 0, shares.append)
@@ -115,7 +113,7 @@ def test_progress_goes_from_the_beginning_to_the_end(tmp_path: Path) -> None:
         assert 0 <= shares[0] < 0.5 < shares[-1] <= 1
 
 
-def test_arrivals_that_follow_a_trace_take_as_long_in_both_modes(tmp_path: Path) -> None:
+def test_trace_arrivals_take_equally_long_in_both_modes(tmp_path: Path) -> None:
     (tmp_path / "day.csv").write_text("seconds,value\n0,1\n30,3\n60,0.5\n90,1\n")
     trace = {"file": "day.csv", "start_s": 10}
     arrivals = {"process": "trace", "trace": trace}
@@ -125,7 +123,7 @@ def test_arrivals_that_follow_a_trace_take_as_long_in_both_modes(tmp_path: Path)
     assert whole.runtime_s == pytest.approx(alone.runtime_s, rel=0.1)
 
 
-def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
+def test_preempted_machines_learn_as_well_as_others(
     tmp_path: Path,
 ) -> None:
     learning = {"hidden": [], "learning_rate": 0.01, "evaluate_every": 40}
@@ -171,7 +169,7 @@ def throughput(folder: Path, **changes: Any) -> Throughput:  # noqa: ANN401 -- f
     return run.throughput
 
 
-def test_modes_are_compared_by_batches_per_second_and_staleness(tmp_path: Path) -> None:
+def test_stale_mode_has_more_batches_per_second_than_synchronous(tmp_path: Path) -> None:
     stale = {"mode": "stale", "staleness": 1}
     synchronous = throughput(tmp_path)
     faster = throughput(tmp_path, synchronisation=stale)
@@ -185,7 +183,7 @@ def test_modes_are_compared_by_batches_per_second_and_staleness(tmp_path: Path) 
         assert sum(found.shares) == pytest.approx(1)
 
 
-def test_a_link_that_all_share_carries_no_more_than_it_can(tmp_path: Path) -> None:
+def test_shared_link_limits_the_throughput(tmp_path: Path) -> None:
     alone = {"mode": "asynchronous", "staleness": 32}
     free, full = (throughput(tmp_path, link_s=s, synchronisation=alone) for s in (0.0, 0.05))
 
@@ -193,7 +191,7 @@ def test_a_link_that_all_share_carries_no_more_than_it_can(tmp_path: Path) -> No
     assert full.batches_per_s <= 8 / (2 * 0.05)  # two messages for eight batches
 
 
-def test_a_link_holds_up_whoever_needs_it_more_often(tmp_path: Path) -> None:
+def test_shared_link_slows_small_groups_more_than_large_ones(tmp_path: Path) -> None:
     rare, often = (
         simulate(
             an_experiment(
@@ -213,7 +211,7 @@ def test_a_link_holds_up_whoever_needs_it_more_often(tmp_path: Path) -> None:
     assert rare.batches_per_s > 1.5 * often.batches_per_s
 
 
-def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
+def test_every_synchronisation_mode_learns(tmp_path: Path) -> None:
     learning = {"hidden": [], "optimizer": "sgd", "learning_rate": 0.5, "evaluate_every": 50}
     for mode in (
         {"mode": "stale", "staleness": 2},
@@ -237,7 +235,7 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
         ("a: [", "line "),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_with_the_field(
+def test_invalid_experiment_file_is_rejected_with_the_field(
     text: str, expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "wrong.yaml"
@@ -283,19 +281,19 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(
+def test_contradictory_experiment_fields_are_rejected(
     changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
         an_experiment(**changes)
 
 
-def test_a_job_without_any_arrivals_is_refused(tmp_path: Path) -> None:
+def test_experiment_without_any_arrivals_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="without arrivals nothing is done"):
         simulate(an_experiment(rates=[0.0] * 12), tmp_path, 1, 0)
 
 
-def test_what_is_never_to_be_had_at_the_bid_is_planned_without(tmp_path: Path) -> None:
+def test_pool_above_its_bid_is_not_planned_for(tmp_path: Path) -> None:
     spot = SMALL["spot"][0] | {"bid_usd_per_hour": 0.1}
     for policy in ("static", "chance", "pools"):
         (run,) = simulate(an_experiment(spot=[spot], policy={"name": policy}), tmp_path, 1, 0)
@@ -304,7 +302,7 @@ def test_what_is_never_to_be_had_at_the_bid_is_planned_without(tmp_path: Path) -
         assert run.spot_share == 0
 
 
-def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
+def test_pools_read_their_recordings_at_the_same_time(tmp_path: Path) -> None:
     # zone a  up 300 s, down 300 s; zone b the other way round: one of them is up at any time
     rows = ["seconds,a,b", *(f"{300 * n},{(n + 1) % 2},{n % 2}" for n in range(20))]
     (tmp_path / "zones.csv").write_text("\n".join(rows))
@@ -326,7 +324,7 @@ def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
     assert len(seen) > 4  # runs begin at different places
 
 
-def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) -> None:
+def test_pool_can_have_more_machines_than_streams(tmp_path: Path) -> None:
     policy = {"name": "static", "spot_up_to": 1.5}
     draws = draws_of(an_experiment(policy=policy), tmp_path, 3, seed=1)
 
@@ -337,7 +335,7 @@ def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) ->
     assert run.finished
 
 
-def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) -> None:
+def test_pools_policy_with_reassignment_rents_few_machines(tmp_path: Path) -> None:
     experiment = an_experiment(on_preemption="reassign", policy={"name": "pools"})
     (run,) = simulate(experiment, tmp_path, 1, 0)
 

@@ -34,7 +34,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
     return fleet
 
 
-def go_through(
+def run_steps(
     fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
 ) -> str:
     """Step through offers drawn as `#` and `.`. Returns a drawing of the active steps."""
@@ -54,75 +54,75 @@ ON_DEMAND_POOL = Pool("on-demand", DEAR)
 SPOT_POOL = Pool("spot", CHEAP, 0.9)
 
 
-def test_a_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
+def test_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
     # offered  # # . . #     in steps of 2 s, at 0.5 USD a second
     # active   # # . . #
     # bill     4 s     2 s
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
-    assert go_through(fleet, "##..#") == "##..#"
+    assert run_steps(fleet, "##..#") == "##..#"
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(6 * 0.5)
     assert fleet.usage.machine_s[:, 0].tolist() == [0, 6]
     assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (2, 1)
     assert fleet.usage.wanted_s[SPOT, 0] == 10
 
 
-def test_a_machine_that_comes_back_is_paid_for_while_it_starts_up() -> None:
+def test_replacement_machine_is_paid_for_while_it_starts_up() -> None:
     # offered  # . # # # #   start-up 4 s; the first launch of all is up at once
     # active   # . . . # #
     # bill     2   8 s
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
-    assert go_through(fleet, "#.####") == "#...##"
+    assert run_steps(fleet, "#.####") == "#...##"
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(10 * 0.5)
 
 
-def test_a_start_up_that_is_cut_short_does_not_count_for_the_next_one() -> None:
+def test_interrupted_start_up_starts_from_zero() -> None:
     # offered  # . # . # # #   start-up 4 s
     # active   # . . . . . #
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
-    assert go_through(fleet, "#.#.###") == "#.....#"
+    assert run_steps(fleet, "#.#.###") == "#.....#"
     assert (fleet.usage.launches[SPOT, 0], fleet.usage.preemptions[SPOT, 0]) == (3, 2)
 
 
-def test_a_start_up_off_the_grid_ends_at_the_next_step() -> None:
+def test_start_up_between_two_steps_ends_at_the_later_one() -> None:
     # offered  # . # # #   start-up 2.5 s
     # active   # . . . #
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=2.5), SPOT)
-    assert go_through(fleet, "#.###") == "#...#"
+    assert run_steps(fleet, "#.###") == "#...#"
 
 
-def test_a_preempted_machine_is_billed_to_the_second_a_stopped_one_for_the_minimum() -> None:
+def test_only_a_stopped_machine_is_billed_the_minimum() -> None:
     # offered   # . # #      minimum 60 s
     # ordered   spot  | od   from 6 s on
     # spot      2   2 + 58 s that are not used
     # on-demand         2 s so far
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, billing=A_MINUTE), SPOT)
-    assert go_through(fleet, "#.#") == "#.#"
+    assert run_steps(fleet, "#.#") == "#.#"
     fleet.order(0, decide([ON_DEMAND]))
-    assert go_through(fleet, "#") == "#"
+    assert run_steps(fleet, "#") == "#"
     assert fleet.usage.usd[:, 0] == pytest.approx([2 * 1.0, (2 + 2 + 58) * 0.5])
     assert fleet.usage.machine_s[:, 0].tolist() == [2, 4]
     assert fleet.usage.preemptions[SPOT, 0] == 1
 
 
-def test_to_move_a_slot_breaks_before_it_makes() -> None:
+def test_moving_slot_is_empty_until_the_new_machine_starts() -> None:
     # ordered    spot | on-demand, whose start-up is 4 s
     # active     # #    . . #
     fleet = one_slot(Pool("on-demand", DEAR, start_up_s=4.0), SPOT_POOL, SPOT)
-    assert go_through(fleet, "##") == "##"
+    assert run_steps(fleet, "##") == "##"
     fleet.order(0, decide([ON_DEMAND]))
-    assert go_through(fleet, "###") == "..#"
+    assert run_steps(fleet, "###") == "..#"
     assert fleet.usage.usd[:, 0] == pytest.approx([6 * 1.0, 4 * 0.5])
 
 
-def test_prices_are_those_of_each_moment() -> None:
+def test_machine_costs_the_price_of_each_step() -> None:
     # price      1.0   2.0   0.5   a second
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, ON_DEMAND)
     for price in (1.0, 2.0, 0.5):
-        go_through(fleet, "#", (price * HOUR_S, CHEAP))
+        run_steps(fleet, "#", (price * HOUR_S, CHEAP))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(2 * 3.5)
 
 
-def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
+def test_last_step_is_billed_as_far_as_it_was_used() -> None:
     # run 0   # # #)      over 0.5 s into the third step
     # run 1   # # # #
     fleet = SimulatedFleet((ON_DEMAND_POOL, SPOT_POOL), 2, 2, STEP_S)
@@ -139,31 +139,31 @@ def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
     assert fleet.usage.machine_s[:, 0] == pytest.approx([4.5, 4.5])
 
 
-def test_traffic_is_paid_while_a_machine_is_had() -> None:
+def test_traffic_is_paid_while_a_machine_runs() -> None:
     # 7.2 GB an hour at 0.5 USD are 0.001 USD a second; three steps, the last one used by half
     spot = Pool("spot", CHEAP, 0.9, transfer_usd_per_gb=0.5, gb_per_hour=7.2)
     fleet = one_slot(ON_DEMAND_POOL, spot, SPOT)
-    go_through(fleet, "##.#")
+    run_steps(fleet, "##.#")
     fleet.stop(np.array([0]), np.array([1.0]))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(5 * (0.5 + 0.001))
 
 
-def test_the_minimum_is_billed_at_the_end_too() -> None:
+def test_stop_at_the_end_bills_the_minimum() -> None:
     fleet = one_slot(Pool("on-demand", DEAR, billing=A_MINUTE), SPOT_POOL, ON_DEMAND)
-    go_through(fleet, "##")
+    run_steps(fleet, "##")
     fleet.stop(np.array([0]), np.array([1.0]))
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(60.0)
     assert fleet.usage.machine_s[ON_DEMAND, 0] == pytest.approx(3.0)
 
 
-def test_a_slot_nowhere_has_no_machine() -> None:
+def test_slot_without_a_pool_has_no_machine() -> None:
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, NOWHERE)
     fleet.step(0.0, (None, np.ones((1, 1), np.bool_)), [np.array([DEAR]), np.array([CHEAP])])
     assert not fleet.active.any()
     assert fleet.usage.usd[:, 0].sum() == 0
 
 
-def test_nothing_can_end_before_the_first_step() -> None:
+def test_stop_before_the_first_step_is_rejected() -> None:
     fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
     with pytest.raises(ParameterError, match="first step"):
         fleet.stop(np.array([0]), np.array([0.0]))
@@ -257,7 +257,7 @@ BILLINGS = st.builds(
     st.sampled_from([2.0, 900.0]),
     st.integers(0, 2**32 - 1),
 )
-def test_every_machine_is_billed_as_its_pool_bills_it(
+def test_fleet_agrees_with_a_bookkeeper_per_machine(
     kinds: list[tuple[float, Billing]], step_s: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -299,7 +299,7 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
         assert fleet.usage.preemptions[:, run].sum() == bookkeeper.preemptions
 
 
-# --- machines that are counted -------------------------------------------------------------------
+# --- counted machines ----------------------------------------------------------------------------
 
 
 def counting(
@@ -316,9 +316,9 @@ def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
     return "".join("#" if up else "." for up in seen[0])
 
 
-def test_the_stream_of_a_lost_machine_passes_to_a_spare_in_the_same_step() -> None:
+def test_spare_takes_over_a_lost_stream_in_the_same_step() -> None:
     # A new machine would need 100 s:
-    #   seats     ###  #.#  #..
+    #   slots     ###  #.#  #..
     #   streams   ##   ##   #.
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=100.0))
     fleet.order(0, count(spot=3))
@@ -328,8 +328,8 @@ def test_the_stream_of_a_lost_machine_passes_to_a_spare_in_the_same_step() -> No
     ]
 
 
-def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_starts_up() -> None:
-    # seats    ##.  .##  .##  .##    start-up 4 s, two wanted
+def test_lost_machine_is_replaced_anywhere_in_its_pool() -> None:
+    # slots    ##.  .##  .##  .##    start-up 4 s, two wanted
     # streams  ##   .#   .#   ##
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=4.0))
     fleet.order(0, count(spot=2))
@@ -340,7 +340,7 @@ def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_s
     assert [found[:, 0].tolist() for found in fleet.machines()] == [[0, 2], [0, 0]]
 
 
-def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
+def test_surplus_machines_without_a_slot_are_released_first() -> None:
     fleet = counting(SPOT_POOL, slots_per_pool=4)
     fleet.order(0, count(spot=3, on_demand=2))
     step(fleet, 0, "####")
@@ -354,8 +354,8 @@ def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
     assert fleet.usage.preemptions[SPOT, 0] == 0
 
 
-def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records() -> None:
-    # seats    ##..  #...  ....  #...  ##..
+def test_longest_waiting_then_busiest_stream_is_served_first() -> None:
+    # slots    ##..  #...  ....  #...  ##..
     # streams  .##   .#.   ...   #..   #.#    rates 1, 3, 2: the first waits from the beginning
     fleet = counting(SPOT_POOL, workers=3, slots_per_pool=4, rates=[1.0, 3.0, 2.0])
     fleet.order(0, count(spot=4))
@@ -365,7 +365,7 @@ def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records(
     ]
 
 
-def test_since_when_streams_have_had_no_machine_is_reported() -> None:
+def test_unserved_since_s_reports_when_a_stream_lost_its_machine() -> None:
     fleet = counting(SPOT_POOL, slots_per_pool=2)
     fleet.order(0, count(spot=2))
     for at, offer in enumerate(("##", "#.", "#.")):
@@ -373,7 +373,7 @@ def test_since_when_streams_have_had_no_machine_is_reported() -> None:
     assert fleet.unserved_since_s(0, 3 * STEP_S).tolist() == [3 * STEP_S, STEP_S]
 
 
-def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
+def test_fastest_machines_serve_and_set_the_speed_of_their_slots() -> None:
     fleet = counting(Pool("spot", CHEAP, 0.9, speed=2.0), workers=2, slots_per_pool=1)
     fleet.order(0, count(spot=1, on_demand=2))
     step(fleet, 0, "#")
@@ -387,7 +387,7 @@ def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
     ),
     start_up_s=st.sampled_from([0.0, 3.0]),
 )
-def test_no_machine_serves_two_and_none_that_is_up_is_idle_while_a_stream_waits(
+def test_counted_fleet_never_shares_or_idles_machines(
     offers: list[list[bool]], wanted: list[tuple[int, int] | None], start_up_s: float
 ) -> None:
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=start_up_s), workers=3, slots_per_pool=5)

@@ -49,7 +49,7 @@ class Table:
         self.going = np.ones(runs, np.bool_)
         self.step = 0
 
-    def go_on(
+    def next_step(
         self, offered: list[list[bool]], prices: list[float] | None = None, left: float = 100.0
     ) -> None:
         """Consult the policies that are due, then process a step."""
@@ -71,39 +71,39 @@ class Table:
 ALL = [[True, True]]
 
 
-def test_a_policy_that_watches_nothing_is_asked_once() -> None:
+def test_policy_without_reviews_is_consulted_once() -> None:
     table = Table(Scripted(always([SPOT, ON_DEMAND])))
     for offered in (ALL, [[False, True]], ALL):
-        table.go_on(offered)
+        table.next_step(offered)
     assert table.times_s == [0.0]
-    assert table.driver.history == [[PolicyChange(0.0, "so it is written", 1, 1)]]
+    assert table.driver.history == [[PolicyChange(0.0, "scripted decision", 1, 1)]]
 
 
-def test_reviews_come_at_their_time() -> None:
+def test_reviews_come_at_their_interval() -> None:
     # step   0 2 4 6 8 10 12
     # review *     *      *     every 5 s
     table = Table(Scripted(always([SPOT, SPOT]), review_s=5.0))
     for _ in range(7):
-        table.go_on(ALL)
+        table.next_step(ALL)
     assert table.times_s == [0.0, 6.0, 12.0]
 
 
-def test_change_of_price_asks_in_its_run_alone_and_is_reported() -> None:
+def test_price_change_consults_the_policy_in_its_run_alone() -> None:
     table = Table(Scripted(always([SPOT, SPOT])), runs=2)
-    table.go_on(ALL * 2)
-    table.go_on(ALL * 2, prices=[0.158, 0.2])
+    table.next_step(ALL * 2)
+    table.next_step(ALL * 2, prices=[0.158, 0.2])
     assert table.times_s == [0.0, 0.0, 2.0]
     asked = table.policy.asked[-1]
     assert [pool.usd_per_hour for pool in asked.pools] == [0.286, 0.2]
     assert asked.work.rates_per_s.tolist() == table.givens.rates_per_s[1].tolist()
 
 
-def test_an_outage_asks_one_step_later_as_does_its_end() -> None:
+def test_outage_and_its_end_consult_the_policy_one_step_later() -> None:
     # slot 1  # # . . # #
     # asked   *     *   . *
     table = Table(Scripted(always([ON_DEMAND, SPOT]), watches_outages=True))
     for up in (True, True, False, False, True, True):
-        table.go_on([[True, up]])
+        table.next_step([[True, up]])
     assert table.times_s == [0.0, 6.0, 10.0]
     assert [asked.up.tolist() for asked in table.policy.asked] == [
         [True, True],
@@ -112,47 +112,45 @@ def test_an_outage_asks_one_step_later_as_does_its_end() -> None:
     ]
 
 
-def test_a_machine_that_could_not_be_had_at_first_is_noticed() -> None:
+def test_machine_that_is_unavailable_at_first_consults_the_policy() -> None:
     table = Table(Scripted(always([SPOT, SPOT]), watches_outages=True))
     for _ in range(3):
-        table.go_on([[True, False]])
+        table.next_step([[True, False]])
     assert table.times_s == [0.0, 2.0]
 
 
-def test_policy_that_counts_machines_sees_how_many_are_ready_and_is_asked_when_that_changes() -> (
-    None
-):
+def test_change_of_ready_machines_consults_a_counting_policy() -> None:
     # offered   ##    ##   #.   #.   ##
-    # told      0     2         1    (one is lost, and cannot be had until the last step)
+    # reported  0     2         1    (one is lost, and unavailable until the last step)
     decided = count(spot=2)
     table = Table(Scripted(lambda _, last: last or decided, watches_outages=True))
     for offered in ([True, True], [True, True], [True, False], [True, False], [True, True]):
-        table.go_on([offered])
+        table.next_step([offered])
     assert table.times_s == [0.0, 2.0, 6.0]
     counts = [asked.machines[Offer("spot")] for asked in table.policy.asked]
     assert counts == [(0, 0), (2, 0), (1, 0)]
     assert table.driver.history[0] == [PolicyChange(0.0, decided.reason, 2, 0)]
 
 
-def test_what_is_left_is_handed_in_and_never_below_nothing() -> None:
+def test_remaining_time_and_updates_are_passed_and_not_negative() -> None:
     table = Table(Scripted(always([SPOT, SPOT]), review_s=40.0))
     for step in range(42):
-        table.go_on(ALL, left=100.0 - step)
+        table.next_step(ALL, left=100.0 - step)
     works = [asked.work for asked in table.policy.asked]
     assert [work.deadline_s for work in works] == [60.0, 20.0, 0.0]
     assert [work.updates for work in works] == [100.0, 80.0, 60.0]
 
 
-def test_a_run_that_is_over_is_not_asked() -> None:
+def test_finished_run_does_not_consult_the_policy() -> None:
     table = Table(Scripted(always([SPOT, SPOT]), review_s=2.0), runs=2)
-    table.go_on(ALL * 2)
+    table.next_step(ALL * 2)
     table.going[0] = False
-    table.go_on(ALL * 2)
+    table.next_step(ALL * 2)
     assert len(table.policy.asked) == 3
     assert table.policy.asked[-1].work.rates_per_s[0] == 12.0
 
 
-def test_only_another_object_is_another_decision() -> None:
+def test_only_a_new_object_is_a_new_decision() -> None:
     def answer(situation: Situation, last: Decision | None) -> Decision:
         if last is not None and situation.now_s < 4:
             return last
@@ -161,7 +159,7 @@ def test_only_another_object_is_another_decision() -> None:
 
     table = Table(Scripted(answer, review_s=2.0))
     for _ in range(3):
-        table.go_on(ALL)
+        table.next_step(ALL)
     assert table.driver.history[0] == [
         PolicyChange(0.0, "at 0", 1, 0),
         PolicyChange(4.0, "at 4", 1, 1),
@@ -182,8 +180,8 @@ class Counted:
         return np.full((len(runs), 2), 30.0 * self.seconds), np.full((len(runs), 2), self.seconds)
 
 
-def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
-    # slot 0  # . . . #   had 4 of 10 s, once preempted; slot 1 had all 10 s
+def test_priors_give_way_to_observations() -> None:
+    # slot 0  # . . . #   up for 4 of 10 s, preempted once; slot 1 was up for all 10 s
     # prior: 0.9 of a cycle of 100 s
     beliefs = Priors(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
     counted = Counted()
@@ -207,7 +205,7 @@ def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     assert later.pools[ON_DEMAND] is POOLS[ON_DEMAND]
 
 
-def test_theta_0_and_its_price_come_from_the_rates() -> None:
+def test_theta_0_and_its_cost_come_from_the_rates() -> None:
     job = givens(workers=2)
     assert job.undisturbed_s == pytest.approx([1000 / 21])
     assert job.on_demand_only_usd == pytest.approx([1000 / 21 * 2 * 0.286 / 3600])

@@ -41,7 +41,7 @@ def step_by_step(
     return np.array(states)
 
 
-def test_the_chain_is_in_equilibrium_from_the_first_step_to_the_last() -> None:
+def test_chain_is_in_equilibrium_at_every_step() -> None:
     shape, steps = (400, 50), 300
     states = history(TwoStateChain(0.8, 100, shape, np.random.default_rng(1)), steps)
     error = np.sqrt(0.8 * 0.2 / (shape[0] * shape[1]))
@@ -49,7 +49,7 @@ def test_the_chain_is_in_equilibrium_from_the_first_step_to_the_last() -> None:
         assert states[step].mean() == pytest.approx(0.8, abs=5 * error)
 
 
-def test_machines_are_lost_and_come_back_with_the_probabilities_of_a_step() -> None:
+def test_chain_has_the_transition_probabilities_of_a_step() -> None:
     states = history(TwoStateChain(0.7, 60, (200, 50), np.random.default_rng(2)), 200)
     before, after = states[:-1], states[1:]
     for was, expected in ((True, STEP_S / (0.7 * 60)), (False, STEP_S / (0.3 * 60))):
@@ -58,7 +58,7 @@ def test_machines_are_lost_and_come_back_with_the_probabilities_of_a_step() -> N
         assert moved.mean() == pytest.approx(expected, abs=5 * error)
 
 
-def test_a_cycle_takes_as_long_as_it_was_to_on_average() -> None:
+def test_chain_has_the_requested_mean_cycle() -> None:
     steps, machines = 2000, 500
     states = history(TwoStateChain(0.9, 200, (machines, 1), np.random.default_rng(3)), steps)
     preemptions = np.count_nonzero(states[:-1] & ~states[1:])
@@ -66,7 +66,7 @@ def test_a_cycle_takes_as_long_as_it_was_to_on_average() -> None:
     assert preemptions == pytest.approx(expected, abs=5 * np.sqrt(expected))
 
 
-def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
+def test_chain_agrees_with_a_step_by_step_simulation() -> None:
     shape, steps = (300, 20), 120
     fast = history(TwoStateChain(0.75, 80, shape, np.random.default_rng(4)), steps)
     slow = step_by_step(0.75, 80, shape, steps, seed=5)
@@ -84,7 +84,7 @@ def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
         assert together[0].mean() == pytest.approx(together[1].mean(), abs=5 * error)
 
 
-def test_machines_know_nothing_of_each_other() -> None:
+def test_machines_of_a_chain_are_independent() -> None:
     states = history(TwoStateChain(0.5, 40, (40, 10), np.random.default_rng(6)), 1500)
     walks = states.reshape(1500, -1).astype(np.float64)
     correlation = np.array(np.corrcoef(walks.T))
@@ -94,12 +94,12 @@ def test_machines_know_nothing_of_each_other() -> None:
     assert apart.std() < 0.15
 
 
-def test_the_same_seed_gives_the_same_states() -> None:
+def test_chain_is_reproducible_by_seed() -> None:
     chains = [TwoStateChain(0.9, 100, (3, 4), np.random.default_rng(7)) for _ in range(2)]
     np.testing.assert_array_equal(history(chains[0], 200), history(chains[1], 200))
 
 
-def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> None:
+def test_chain_is_constant_between_steps_and_mixes_over_many() -> None:
     chain = TwoStateChain(0.5, 20, (2, 500), np.random.default_rng(8))
     state = chain(0)
     np.testing.assert_array_equal(chain(1.9), state)
@@ -110,7 +110,7 @@ def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> N
 
 
 @pytest.mark.parametrize("availability", [0, 1])
-def test_limits_of_availability_are_never_and_always(availability: float) -> None:
+def test_availability_of_0_or_1_is_never_or_always_up(availability: float) -> None:
     states = history(TwoStateChain(availability, 100, (5, 5), np.random.default_rng(9)), 500)
     assert (states == bool(availability)).all()
 
@@ -122,7 +122,7 @@ def test_limits_of_availability_are_never_and_always(availability: float) -> Non
         (0.1, 10, "cycle_s: 10 s makes the stays 1 s"),
     ],
 )
-def test_a_chain_that_cannot_be_sampled_is_refused(
+def test_chain_with_stays_shorter_than_a_step_is_rejected(
     availability: float, cycle_s: float, found: str
 ) -> None:
     with pytest.raises(ParameterError, match=found):
@@ -134,7 +134,7 @@ def made(folder: Path, spot: SpotSpec, shape: tuple[int, int], seed: int = 1) ->
     return offers_of(spot, prices, folder, *shape, np.random.default_rng(seed))
 
 
-def test_where_all_see_a_count_together_the_first_workers_are_served(tmp_path: Path) -> None:
+def test_shared_count_trace_serves_the_first_workers(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,count\n0,3\n2,0\n4,1\n6,5\n")
     spec = TraceSpec(file="n.csv", start_s=0)
     spot = SpotSpec(usd_per_hour=0.1, availability=spec, together=True)
@@ -143,7 +143,7 @@ def test_where_all_see_a_count_together_the_first_workers_are_served(tmp_path: P
     assert states[2].tolist() == [[True, False, False, False]] * 2
 
 
-def test_a_trace_of_yes_and_no_is_for_all_workers(tmp_path: Path) -> None:
+def test_shared_availability_trace_serves_all_workers_or_none(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,available\n0,1\n2,0\n4,1\n")
     spec = TraceSpec(file="n.csv", start_s=0)
     spot = SpotSpec(usd_per_hour=0.1, availability=spec, together=True)
@@ -151,7 +151,7 @@ def test_a_trace_of_yes_and_no_is_for_all_workers(tmp_path: Path) -> None:
     assert states[:, 0].tolist() == [[True] * 3, [False] * 3, [True] * 3]
 
 
-def test_apart_each_worker_has_its_own_part_of_the_trace(tmp_path: Path) -> None:
+def test_separate_workers_read_their_own_part_of_the_trace(tmp_path: Path) -> None:
     rows = "".join(f"{seconds},{int(seconds % 40 < 30)}\n" for seconds in range(0, 400, 10))
     (tmp_path / "n.csv").write_text("seconds,available\n" + rows)
     spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv"))
@@ -161,21 +161,21 @@ def test_apart_each_worker_has_its_own_part_of_the_trace(tmp_path: Path) -> None
     assert len(np.unique(states.reshape(200, -1), axis=1).T) == 20  # all phases of 40 s / 2 s
 
 
-def test_apart_each_worker_has_a_place_in_a_count(tmp_path: Path) -> None:
+def test_separate_workers_have_a_place_in_a_count_trace(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
     spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv"))
     shares = history(made(tmp_path, spot, (100, 4)), 1000).mean(axis=(0, 1))
     assert shares.tolist() == [1, 0.5, 1, 0.5]  # places 0, 1, 0, 1 of the two
 
 
-def test_a_start_for_workers_that_each_read_their_own_part_is_refused(tmp_path: Path) -> None:
+def test_start_s_for_separate_workers_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
     spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv", start_s=5))
     with pytest.raises(UserError, match="start_s: each worker reads its own part"):
         made(tmp_path, spot, (1, 1))
 
 
-def test_a_bid_holds_machines_while_the_price_is_at_most_that(tmp_path: Path) -> None:
+def test_bid_keeps_machines_while_the_price_is_at_most_the_bid(tmp_path: Path) -> None:
     trace = Trace(np.array([0.0, 2, 4]), np.array([0.1, 0.2, 0.3]), 6.0)
     prices, spot = (
         TracePrices(trace, np.array([0.0, 2.0])),
@@ -187,7 +187,7 @@ def test_a_bid_holds_machines_while_the_price_is_at_most_that(tmp_path: Path) ->
     assert (states.all(axis=2) == states.any(axis=2)).all()
 
 
-def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
+def test_bid_and_chain_both_preempt_machines(tmp_path: Path) -> None:
     trace = Trace(np.array([0.0, 2, 4]), np.array([0.1, 0.2, 0.3]), 6.0)
     prices, shape = TracePrices(trace, np.zeros(50)), (50, 20)
     spot = SpotSpec(usd_per_hour=0.1, availability=0.8, cycle_s=50, bid_usd_per_hour=0.2)
@@ -198,7 +198,7 @@ def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
     np.testing.assert_array_equal(states, chain)
 
 
-def test_without_preemptions_of_its_own_a_bid_alone_decides(tmp_path: Path) -> None:
+def test_bid_alone_decides_without_a_chain_or_trace(tmp_path: Path) -> None:
     spot = SpotSpec(usd_per_hour=0.1, bid_usd_per_hour=0.05)
     assert not made(tmp_path, spot, (2, 2))(0).any()
     always = SpotSpec(usd_per_hour=0.1)

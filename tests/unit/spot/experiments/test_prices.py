@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 TRACE = Trace(np.array([0.0, 10, 30]), np.array([0.1, 0.3, 0.1]), 40.0)
 
 
-def test_a_constant_price_never_changes(tmp_path: Path) -> None:
+def test_constant_price_never_changes(tmp_path: Path) -> None:
     prices = prices_of(0.158, tmp_path, 3, np.random.default_rng(1))
     assert prices.at(5).tolist() == [0.158] * 3
     assert not prices.changed(0, 1e9).any()
 
 
-def test_each_run_sees_the_trace_from_its_start() -> None:
+def test_each_run_reads_the_trace_from_its_start() -> None:
     prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
     assert prices.at(0).tolist() == [0.1, 0.3, 0.1]
     assert prices.at(6).tolist() == [0.1, 0.1, 0.1]
     assert prices.at(15).tolist() == [0.3, 0.1, 0.3]
 
 
-def test_a_change_is_reported_once_and_only_if_the_price_is_another() -> None:
+def test_price_change_is_reported_once() -> None:
     prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
     assert prices.changed(0, 6).tolist() == [False, True, False]
     assert prices.changed(6, 15).tolist() == [True, False, True]
@@ -43,13 +43,13 @@ def test_a_change_is_reported_once_and_only_if_the_price_is_another() -> None:
     assert prices.changed(0, 35).tolist()[0] is False
 
 
-def test_what_is_returned_is_the_callers_own() -> None:
+def test_returned_prices_are_a_copy() -> None:
     prices = TracePrices(TRACE, np.zeros(2))
     prices.at(1)[:] = 7
     assert prices.at(1).tolist() == [0.1, 0.1]
 
 
-def test_runs_begin_anywhere_in_a_file_at_its_speed(tmp_path: Path) -> None:
+def test_runs_start_at_random_places_of_a_sped_up_trace(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("seconds,usd\n0,0.1\n1000,0.3\n")
     spec = TraceSpec(file="p.csv", speed=100)
     prices = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))

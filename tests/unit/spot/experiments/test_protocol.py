@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 UPDATE = GROUP_SIZE * BATCH_SIZE
 
 
-def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
+def test_updates_keep_up_with_records_without_preemptions() -> None:
     bench = Bench(streams=4, updates=20)
     group = HeldStreams(bench.time, bench.streams, pause=True)
     for slot in range(4):
@@ -54,7 +54,7 @@ def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
     flips=st.lists(st.tuples(st.floats(0.1, 6.0), st.integers(0, 2)), max_size=8),
 )
 @settings(max_examples=40)
-def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
+def test_records_are_used_at_most_once_under_any_preemptions(
     kind: str, flips: list[tuple[float, int]]
 ) -> None:
     bench = Bench(streams=3, updates=12, gradient_s=0.1)
@@ -100,7 +100,7 @@ def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
     ],
     ids=lambda given: given.mode,
 )
-def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
+def test_slots_filled_later_contribute_each_record_once(
     given: SynchronisationSpec,
 ) -> None:
     """Two workers of six that are provisioned for; the others' streams wait in Kafka.
@@ -143,7 +143,7 @@ def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
     assert bench.protocol.too_stale == 0
 
 
-def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> None:
+def test_held_stream_waits_and_reassigned_stream_continues() -> None:
     used = {}
     for name in ("hold", "reassign"):
         bench = Bench(streams=2, updates=10)
@@ -162,7 +162,7 @@ def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> Non
     assert used["reassign"][1] > 3 * RATE_PER_S
 
 
-def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
+def test_slow_worker_reads_no_more_than_its_bound() -> None:
     bench = Bench(streams=1, updates=15, gradient_s=1.0, variation=0.0)  # a batch each 0.4 s
     group = HeldStreams(bench.time, bench.streams, pause=True)
     group.join(0, bench.protocol.join(1.0))
@@ -179,7 +179,7 @@ def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
 
 @given(variation=st.sampled_from([0.0, 0.3, 1.0]), batches=st.integers(1, 4))
 @settings(max_examples=10)
-def test_gradient_times_have_the_mean_and_the_variation_asked_for(
+def test_gradient_times_have_the_requested_mean_and_variation(
     variation: float, batches: int
 ) -> None:
     times = GradientTimeDraws(0.2, variation, np.random.default_rng(7))
@@ -195,7 +195,7 @@ TIMES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5]), max_size=20)
 
 
 @given(TIMES)
-def test_things_happen_in_order_and_those_of_one_moment_in_the_order_of_asking(
+def test_virtual_time_runs_events_in_order_of_time_and_scheduling(
     times: list[float],
 ) -> None:
     time, happened = VirtualTime(), list[tuple[float, int]]()
@@ -207,7 +207,7 @@ def test_things_happen_in_order_and_those_of_one_moment_in_the_order_of_asking(
     assert happened == sorted(zip(times, range(len(times)), strict=True))
 
 
-def test_what_should_have_happened_before_happens_now() -> None:
+def test_virtual_time_runs_a_past_event_immediately() -> None:
     time, happened = VirtualTime(), list[float]()
     time.at(2.0, lambda: time.at(1.0, lambda: happened.append(time.now)))
 
@@ -216,7 +216,7 @@ def test_what_should_have_happened_before_happens_now() -> None:
     assert happened == [2.0]
 
 
-def test_nothing_happens_after_a_stop_until_it_runs_again() -> None:
+def test_virtual_time_runs_nothing_between_stop_and_run() -> None:
     time, happened = VirtualTime(), list[float]()
     time.at(1.0, time.stop)
     time.at(1.0, happened.append, 1.0)

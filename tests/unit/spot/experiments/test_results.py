@@ -30,22 +30,22 @@ RUN = SimulatedRun(
 )
 
 
-def test_a_run_adds_up_its_pools() -> None:
+def test_run_totals_add_up_its_pools() -> None:
     assert (RUN.cost_usd, RUN.cost_ratio, RUN.spot_share) == (4.0, 0.5, 0.75)
     assert (RUN.launches, RUN.preemptions, RUN.changes) == (7, 4, 1)
 
 
-def test_a_deadline_is_met_by_whoever_finishes_on_it_but_not_by_whoever_gives_up() -> None:
+def test_deadline_is_met_by_finishing_exactly_on_it() -> None:
     assert replace(RUN, runtime_s=110.0).met
     assert not replace(RUN, runtime_s=110.1).met
     assert not replace(RUN, finished=False).met
 
 
-def test_a_run_without_machines_has_no_spot_share() -> None:
+def test_run_without_machines_has_a_spot_share_of_zero() -> None:
     assert replace(RUN, pools=(PoolUse("on-demand", 0.0, 0.0, 0, 0),)).spot_share == 0
 
 
-def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
+def test_interval_of_a_mean_has_its_stated_coverage() -> None:
     rng = np.random.default_rng(1)
     spreads = [Spread.of(rng.normal(5.0, 2.0, 6)) for _ in range(4000)]
     held = sum(one.low < 5.0 < one.high for one in spreads if one.low and one.high)
@@ -53,24 +53,24 @@ def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
     assert abs(held - 3800) < 5 * 14
 
 
-def test_one_value_has_no_spread() -> None:
+def test_single_value_has_no_spread() -> None:
     assert Spread.of(np.array([3.0])) == Spread(3.0, None, None, None)
 
 
-def test_wilson_s_bounds_are_where_the_normal_test_of_a_share_just_accepts() -> None:
+def test_wilson_bounds_are_where_the_normal_test_just_accepts() -> None:
     for successes, trials in ((3, 12), (171, 200), (199, 200)):
         for share in wilson(successes, trials):
             z = (successes / trials - share) / np.sqrt(share * (1 - share) / trials)
             assert abs(z) == pytest.approx(1.959964, abs=1e-5)
 
 
-def test_wilson_s_interval_stays_between_nothing_and_all() -> None:
+def test_wilson_interval_stays_between_0_and_1() -> None:
     assert wilson(0, 12)[0] == 0
     assert wilson(12, 12)[1] == 1
     assert 0.7 < wilson(12, 12)[0] < 1
 
 
-def test_a_summary_is_ready_for_json() -> None:
+def test_summary_is_serializable_as_json() -> None:
     late = replace(RUN, index=1, runtime_s=120.0, history=RUN.history[:1])
     summary = RunsSummary.of([RUN, late])
     said = json.loads(json.dumps(summary.as_dict(), allow_nan=False))

@@ -15,14 +15,14 @@ def a_stream() -> SimulatedStream:
     return SimulatedStream(PLACE, even(1.0, 0.0))
 
 
-def test_a_stream_that_runs_has_its_records_when_they_arrive() -> None:
+def test_running_stream_has_its_records_when_they_arrive() -> None:
     stream = a_stream()
 
     assert [stream.full_at(offset, 1) for offset in range(3)] == [0.0, 1.0, 2.0]
     assert stream.full_at(1, 4) == 4.0
 
 
-def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -> None:
+def test_stopped_stream_shifts_later_arrivals_by_the_stop() -> None:
     stream = a_stream()
 
     #  0   1   2   3 |  4 ...        |   arrivals
@@ -36,7 +36,7 @@ def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -
     assert stream.observed(15.2) == (6, 15.2 - 10.0)
 
 
-def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None:
+def test_repeated_stops_and_starts_of_a_stream_count_once() -> None:
     stream = a_stream()
     stream.go_on(1.0)
     stream.stop(2.5)
@@ -48,7 +48,7 @@ def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None
     assert stream.observed(6.0) == (4, 3.0)
 
 
-def test_a_run_names_the_records_and_when_the_first_and_the_last_came() -> None:
+def test_read_returns_offsets_and_first_and_last_arrival() -> None:
     stream = a_stream()
 
     run = stream.read(2, 3)
@@ -57,7 +57,7 @@ def test_a_run_names_the_records_and_when_the_first_and_the_last_came() -> None:
     assert (run.first_arrival_s, run.last_arrival_s) == (2.0, 4.0)
 
 
-def test_what_was_read_and_not_claimed_can_be_read_again() -> None:
+def test_read_of_unclaimed_records_can_be_repeated() -> None:
     stream = a_stream()
     before = [stream.read(start, 4) for start in range(0, 4000, 4)]
 

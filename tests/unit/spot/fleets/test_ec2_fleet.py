@@ -82,7 +82,7 @@ ANY_FILTERS = {"Filters": ANY}
 # --- requests ------------------------------------------------------------------------------------
 
 
-def test_a_spot_machine_is_asked_for_by_its_token(ec2: Stubber, client: EC2Client) -> None:
+def test_spot_machine_is_requested_with_its_token(ec2: Stubber, client: EC2Client) -> None:
     ec2.add_response(
         "describe_instances",
         NO_MACHINES,
@@ -126,9 +126,7 @@ def test_a_spot_machine_is_asked_for_by_its_token(ec2: Stubber, client: EC2Clien
     assert fleet.launch([SPOT]) == ()
 
 
-def test_a_machine_on_demand_is_asked_for_at_the_lowest_price(
-    ec2: Stubber, fleet: Ec2Fleet
-) -> None:
+def test_on_demand_machine_is_requested_at_the_lowest_price(ec2: Stubber, fleet: Ec2Fleet) -> None:
     nothing_yet(ec2)
     ec2.add_response(
         "create_fleet",
@@ -164,7 +162,7 @@ def test_a_machine_on_demand_is_asked_for_at_the_lowest_price(
         (("subnet-a",), {"zones": ("eu-central-1a",)}, [{"SubnetId": "subnet-a"}]),
     ],
 )
-def test_a_machine_is_asked_for_in_subnets_or_else_in_zones(
+def test_machine_is_requested_in_subnets_or_else_in_zones(
     ec2: Stubber,
     client: EC2Client,
     subnets: tuple[str, ...],
@@ -187,7 +185,7 @@ def test_a_machine_is_asked_for_in_subnets_or_else_in_zones(
     assert fleet_of(client, subnets, **spot).launch([SPOT]) == ()
 
 
-def test_an_order_for_one_offer_asks_for_its_type_and_zone_at_its_price_at_most(
+def test_order_for_an_offer_requests_its_type_zone_and_maximum_price(
     ec2: Stubber, client: EC2Client
 ) -> None:
     nothing_yet(ec2)
@@ -217,12 +215,12 @@ def test_an_order_for_one_offer_asks_for_its_type_and_zone_at_its_price_at_most(
     assert fleet_of(client, **pool).launch([order]) == ()
 
 
-def test_a_token_that_a_machine_carries_is_not_sent_again(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_order_whose_token_a_machine_has_is_not_sent_again(ec2: Stubber, fleet: Ec2Fleet) -> None:
     ec2.add_response("describe_instances", {"Reservations": [{"Instances": [{"Tags": TAGS}]}]})
     assert fleet.launch([SPOT]) == ()
 
 
-def test_many_tokens_are_looked_up_in_portions(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_many_tokens_are_looked_up_in_batches(ec2: Stubber, fleet: Ec2Fleet) -> None:
     orders = [SPOT._replace(launch=number, token=f"doll-{number:04}") for number in range(450)]
     for start in (0, 200, 400):
         tokens = [order.token for order in orders[start : start + 200]]
@@ -235,7 +233,7 @@ def test_many_tokens_are_looked_up_in_portions(ec2: Stubber, fleet: Ec2Fleet) ->
     assert fleet.launch(orders) == ()
 
 
-def test_all_pages_of_machines_are_read(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_machines_are_read_from_all_pages(ec2: Stubber, fleet: Ec2Fleet) -> None:
     for page, more in (("", "next"), ("next", "")):
         ec2.add_response(
             "describe_instances",
@@ -245,7 +243,7 @@ def test_all_pages_of_machines_are_read(ec2: Stubber, fleet: Ec2Fleet) -> None:
     assert fleet.machines() == ()
 
 
-def test_what_is_not_of_the_job_is_never_ended(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_machine_of_another_job_is_never_terminated(ec2: Stubber, fleet: Ec2Fleet) -> None:
     ec2.add_response(
         "describe_instances",
         NO_MACHINES,
@@ -283,7 +281,7 @@ def answered(ec2: Stubber, *codes: str) -> None:
         ([], True),
     ],
 )
-def test_a_fleet_without_a_machine_is_a_refusal(
+def test_answer_without_a_machine_is_a_refusal(
     ec2: Stubber, fleet: Ec2Fleet, codes: list[str], *, capacity: bool
 ) -> None:
     answered(ec2, *codes)
@@ -292,7 +290,7 @@ def test_a_fleet_without_a_machine_is_a_refusal(
     assert all(f"{code}: because" in refused.reason for code in codes)
 
 
-def test_a_machine_counts_whatever_went_wrong_beside_it(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_answer_with_a_machine_and_errors_is_a_success(ec2: Stubber, fleet: Ec2Fleet) -> None:
     nothing_yet(ec2)
     error = {"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "in one zone"}
     ec2.add_response("create_fleet", A_MACHINE | {"Errors": [error]})
@@ -311,7 +309,7 @@ def test_a_machine_counts_whatever_went_wrong_beside_it(ec2: Stubber, fleet: Ec2
         ("InvalidParameterValue", 400, False),
     ],
 )
-def test_an_error_of_the_order_itself_is_a_refusal(
+def test_error_of_the_order_is_a_refusal(
     ec2: Stubber, fleet: Ec2Fleet, code: str, status: int, *, capacity: bool
 ) -> None:
     nothing_yet(ec2)
@@ -322,7 +320,7 @@ def test_an_error_of_the_order_itself_is_a_refusal(
 
 
 @pytest.mark.parametrize("code", ["IdempotentParameterMismatch", "IdempotentInstanceTerminated"])
-def test_a_token_that_ec2_knows_otherwise_was_given_before(
+def test_token_mismatch_means_that_the_order_was_already_sent(
     ec2: Stubber, fleet: Ec2Fleet, code: str
 ) -> None:
     nothing_yet(ec2)
@@ -343,7 +341,7 @@ def test_a_token_that_ec2_knows_otherwise_was_given_before(
         ("RequestExpired", 400, OutsideError),
     ],
 )
-def test_who_is_away_and_who_refuses_us_are_distinguished(
+def test_unavailable_ec2_and_denied_requests_raise_different_errors(
     ec2: Stubber, fleet: Ec2Fleet, call: str, code: str, status: int, kind: type[OutsideError]
 ) -> None:
     if call == "create_fleet":
@@ -354,7 +352,7 @@ def test_who_is_away_and_who_refuses_us_are_distinguished(
     assert type(caught.value) is kind
 
 
-def test_without_credentials_a_person_must_look() -> None:
+def test_missing_credentials_are_not_retriable() -> None:
     with pytest.raises(OutsideError, match="credentials") as caught, asking("a machine"):
         raise NoCredentialsError
     assert not caught.value.retriable
@@ -362,15 +360,15 @@ def test_without_credentials_a_person_must_look() -> None:
         raise EndpointConnectionError(endpoint_url="http://nowhere")
 
 
-def test_an_unknown_pool_is_refused_before_anybody_is_asked(ec2: Stubber, fleet: Ec2Fleet) -> None:
+def test_order_for_an_unknown_pool_is_refused_without_a_request(
+    ec2: Stubber, fleet: Ec2Fleet
+) -> None:
     nothing_yet(ec2)
     refused = Refused(7, capacity=False, reason="the market has no pool 'gpu'")
     assert fleet.launch([SPOT._replace(pool="gpu")]) == (refused,)
 
 
-def test_what_carries_the_jobs_tag_but_no_order_is_neither_named_nor_ended(
-    ec2: Stubber, fleet: Ec2Fleet
-) -> None:
+def test_instance_with_only_the_job_tag_is_ignored(ec2: Stubber, fleet: Ec2Fleet) -> None:
     stranger = {"InstanceId": "i-9", "State": {"Name": "running"}, "Tags": TAGS[:1]}
     for _ in range(2):
         ec2.add_response("describe_instances", {"Reservations": [{"Instances": [stranger]}]})

@@ -38,7 +38,7 @@ def instance(
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
-def test_a_machine_runs_from_when_it_is_paid_for(state: InstanceStateNameType) -> None:
+def test_pending_and_running_instances_are_running_machines(state: InstanceStateNameType) -> None:
     assert machine_of(instance(state)) == RUNNING
 
 
@@ -55,7 +55,7 @@ def test_a_machine_runs_from_when_it_is_paid_for(state: InstanceStateNameType) -
         ("", "failed"),
     ],
 )
-def test_the_reason_says_how_a_machine_ended(
+def test_state_reason_code_determines_the_cause_of_an_end(
     state: InstanceStateNameType, code: str, cause: str
 ) -> None:
     found = machine_of(instance(state, code))
@@ -65,27 +65,27 @@ def test_the_reason_says_how_a_machine_ended(
 
 
 @pytest.mark.parametrize("zone", ["GMT", "UTC"])
-def test_the_time_of_the_end_is_read_if_it_is_given(zone: str) -> None:
+def test_end_time_is_read_from_the_transition_reason(zone: str) -> None:
     transition = f"User initiated (2027-01-15 08:30:00 {zone})"
     found = machine_of(instance("terminated", "Client.UserInitiatedShutdown", transition))
     assert found.ended_s == datetime(2027, 1, 15, 8, 30, tzinfo=UTC).timestamp()
     assert transition in found.detail
 
 
-def test_end_whose_reason_is_only_given_in_words() -> None:
+def test_cause_is_read_from_the_reason_text_without_a_code() -> None:
     found = machine_of(instance("terminated", "", "Server.SpotInstanceTermination: no capacity"))
     assert (found.cause, found.ended_s) == ("preempted", None)
 
 
 @pytest.mark.parametrize("key", ["doll:launch", "doll:slot", "doll:pool", "doll:worker"])
-def test_what_carries_the_jobs_tag_but_no_order_is_no_machine(key: str) -> None:
+def test_instance_without_order_tags_is_rejected(key: str) -> None:
     stranger = instance("running")
     stranger["Tags"] = [tag for tag in stranger["Tags"] if tag["Key"] != key]
     with pytest.raises(WireError, match="i-1"):
         machine_of(stranger)
 
 
-def test_a_launch_that_is_no_number_is_no_machine() -> None:
+def test_instance_with_a_non_numeric_launch_tag_is_rejected() -> None:
     stranger = instance("running")
     stranger["Tags"] = [{"Key": tag["Key"], "Value": "x"} for tag in stranger["Tags"]]
     with pytest.raises(WireError, match="i-1"):

@@ -66,7 +66,9 @@ def answers(ec2: Stubber, *histories: list[dict[str, object]]) -> None:
         ec2.add_response(CALL, {"SpotPriceHistory": history})
 
 
-def test_each_pool_is_asked_for_by_its_types_and_zones(ec2: Stubber, prices: Ec2Prices) -> None:
+def test_prices_are_requested_by_types_and_zones_of_each_pool(
+    ec2: Stubber, prices: Ec2Prices
+) -> None:
     common = {"StartTime": datetime.fromtimestamp(NOW_S, UTC), "ProductDescriptions": ANY}
     zone = {"Name": "availability-zone", "Values": ["eu-central-1a"]}
     for types, filters in ((["c5.large", "c6i.large"], []), (["c5.xlarge"], [zone])):
@@ -78,7 +80,7 @@ def test_each_pool_is_asked_for_by_its_types_and_zones(ec2: Stubber, prices: Ec2
     assert by_pool(prices.look()) == {"small": 0.05, "big": 0.05}
 
 
-def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
+def test_pool_price_is_the_lowest_of_the_latest_per_zone_and_type(
     ec2: Stubber, prices: Ec2Prices
 ) -> None:
     small = [
@@ -100,9 +102,7 @@ def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
     }
 
 
-def test_the_past_of_a_pool_is_that_of_its_cheapest_machine(
-    ec2: Stubber, prices: Ec2Prices
-) -> None:
+def test_pool_history_is_that_of_its_cheapest_machine(ec2: Stubber, prices: Ec2Prices) -> None:
     day_s = 86400.0
     small = [
         record("0.05", "a", before_s=100 * day_s),  # held when EC2's memory begins
@@ -118,20 +118,22 @@ def test_the_past_of_a_pool_is_that_of_its_cheapest_machine(
     assert past["big"] == PriceHistory((begins_s,), (0.2,), NOW_S)
 
 
-def test_all_pages_count(ec2: Stubber, prices: Ec2Prices) -> None:
+def test_prices_are_read_from_all_pages(ec2: Stubber, prices: Ec2Prices) -> None:
     ec2.add_response(CALL, {"SpotPriceHistory": [record("0.05")], "NextToken": "more"})
     answers(ec2, [record("0.04", "b")], [record("0.2")])
     assert by_pool(prices.look()) == {"small": 0.04, "big": 0.2}
 
 
 @pytest.mark.parametrize("price", ["", "cheap", "0", "-1", "nan", "inf"])
-def test_a_price_that_is_none_is_no_answer(ec2: Stubber, prices: Ec2Prices, price: str) -> None:
+def test_invalid_price_raises_unavailable_error(
+    ec2: Stubber, prices: Ec2Prices, price: str
+) -> None:
     answers(ec2, [record("0.05", "b"), record(price)])
     with pytest.raises(UnavailableError, match="small"):
         prices.look()
 
 
-def test_a_history_that_is_empty_is_no_answer(ec2: Stubber, prices: Ec2Prices) -> None:
+def test_empty_price_history_raises_unavailable_error(ec2: Stubber, prices: Ec2Prices) -> None:
     answers(ec2, [])
     with pytest.raises(UnavailableError, match=r"c5\.large, c6i\.large in eu-central-1"):
         prices.look()
@@ -146,7 +148,7 @@ def test_a_history_that_is_empty_is_no_answer(ec2: Stubber, prices: Ec2Prices) -
         ("InvalidParameterValue", 400, OutsideError),
     ],
 )
-def test_who_is_away_and_who_refuses_are_distinguished(
+def test_unavailable_and_denied_price_requests_raise_different_errors(
     ec2: Stubber, prices: Ec2Prices, code: str, status: int, kind: type[OutsideError]
 ) -> None:
     ec2.add_client_error(CALL, code, "because", http_status_code=status)

@@ -56,7 +56,7 @@ def await_that(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while not holds():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         pause.wait(0.002)
 
 
@@ -74,7 +74,7 @@ def advance(provider: Processes, seconds: float) -> None:
     provider.clock.advance(seconds)
 
 
-# --- what they cost ------------------------------------------------------------------------------
+# --- costs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,11 @@ def advance(provider: Processes, seconds: float) -> None:
         ("gce", (0.158 * 0.25, 0.158 * 0.25 + 0.2 * 1.25, 0.2 * 0.5)),
     ],
 )
-def test_the_bill_of_a_run_is_right_to_the_cent(
-    provider: Processes, billing: str, usd: tuple[float, ...]
-) -> None:
+def test_bill_of_a_run_is_exact(provider: Processes, billing: str, usd: tuple[float, ...]) -> None:
     # price   0.158     0.2
-    # 1       ========| taken back
-    # 2       =================================| given back
-    # 3                             ===========| given back
+    # 1       ========| preempted
+    # 2       =================================| released
+    # 3                             ===========| released
     # minute  0        15           60         90
     provider.prices = prices = MemoryPrices({SPOT: 0.158})
     with closing(provider.fleet()) as fleet:
@@ -127,7 +125,7 @@ def test_the_bill_of_a_run_is_right_to_the_cent(
 # --- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_machine_goes_in_time_though_nobody_looks(provider: Processes) -> None:
+def test_preempted_machine_ends_without_being_polled(provider: Processes) -> None:
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
         await_that(lambda: provider.running().keys() == {1, 2})
@@ -136,7 +134,7 @@ def test_a_machine_goes_in_time_though_nobody_looks(provider: Processes) -> None
         assert machine_of(fleet, 1).cause == "preempted"
 
 
-def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
+def test_outage_between_two_polls_preempts_the_machine(
     provider: Processes,
 ) -> None:
     provider.schedule.outages_s[1] = (30.0, 40.0)
@@ -149,7 +147,7 @@ def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
         assert state(fleet, 2) == "running"
 
 
-def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace(
+def test_outage_while_no_fleet_ran_does_not_preempt(
     provider: Processes,
 ) -> None:
     provider.schedule.outages_s[1] = (30.0, 40.0)
@@ -162,7 +160,7 @@ def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace
         assert fleet.launch([order(2)]) == ()
 
 
-def test_with_notice_a_machine_is_notified_before_it_is_made_to_go(provider: Processes) -> None:
+def test_preemption_with_notice_kills_only_after_the_notice(provider: Processes) -> None:
     provider.program, provider.notice_s = DEAF, 30.0
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
@@ -177,7 +175,7 @@ def test_with_notice_a_machine_is_notified_before_it_is_made_to_go(provider: Pro
         assert (ended.cause, ended.detail) == ("preempted", "exit code -9")
 
 
-def test_a_machine_that_heeds_its_notice_ends_by_itself_and_was_preempted(
+def test_machine_that_exits_on_notice_is_preempted(
     provider: Processes,
 ) -> None:
     provider.notice_s = 30.0
@@ -190,7 +188,7 @@ def test_a_machine_that_heeds_its_notice_ends_by_itself_and_was_preempted(
         assert (ended.cause, ended.detail) == ("preempted", "exit code -15")
 
 
-def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(provider: Processes) -> None:
+def test_released_machine_that_does_not_exit_is_killed(provider: Processes) -> None:
     provider.program = DEAF
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1, ON_DEMAND)])
@@ -213,7 +211,7 @@ def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
+def test_ended_machine_is_listed_for_an_hour_and_keeps_its_token(
     provider: Processes,
 ) -> None:
     with closing(provider.fleet()) as fleet:
@@ -228,7 +226,7 @@ def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
         assert provider.running() == {}
 
 
-def test_machine_that_is_released_before_its_process_can_be_found_is_asked_to_leave(
+def test_release_before_the_process_is_found_sends_sigterm(
     provider: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(provider.fleet()) as fleet:
@@ -244,7 +242,7 @@ def test_machine_that_is_released_before_its_process_can_be_found_is_asked_to_le
 # --- once ----------------------------------------------------------------------------------------
 
 
-def test_of_several_who_launch_at_once_each_order_is_carried_out_once(provider: Processes) -> None:
+def test_concurrent_launches_carry_out_each_order_once(provider: Processes) -> None:
     orders = [order(launch) for launch in range(1, 9)]
     fleets = [provider.fleet() for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
@@ -255,7 +253,7 @@ def test_of_several_who_launch_at_once_each_order_is_carried_out_once(provider: 
         await_that(lambda fleet=fleet: len(fleet.machines()) == 8)  # type: ignore[misc] # bound now
 
 
-def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(provider: Processes) -> None:
+def test_order_whose_launcher_died_fails_after_ten_seconds(provider: Processes) -> None:
     records(provider).claim("doll-1", RECORD)
     with closing(provider.fleet()) as fleet:
         assert fleet.launch([order(1)]) == ()
@@ -266,7 +264,7 @@ def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(provider:
         assert provider.running() == {}
 
 
-def test_machine_that_a_dead_provisioner_asked_to_leave_has_ended_when_it_is_gone(
+def test_machine_released_by_a_dead_provisioner_ends_when_gone(
     provider: Processes,
 ) -> None:
     records(provider).claim("doll-1", replace(RECORD, leaving="preempted", leave_by_s=NOON_S + 1))
@@ -276,7 +274,7 @@ def test_machine_that_a_dead_provisioner_asked_to_leave_has_ended_when_it_is_gon
         assert (found.cause, found.ended_s) == ("preempted", NOON_S + 2)  # not 10 s after its start
 
 
-def test_a_process_that_appears_after_it_was_given_up_is_ended(provider: Processes) -> None:
+def test_process_that_appears_after_its_order_failed_is_ended(provider: Processes) -> None:
     given_up = replace(RECORD, at_s=NOON_S - 60, ended_s=NOON_S - 50, cause="failed")
     records(provider).claim("doll-1", given_up)
     provider.start("w1", Table("digits", provider.folder).environment("doll-1"))
@@ -284,7 +282,7 @@ def test_a_process_that_appears_after_it_was_given_up_is_ended(provider: Process
         await_that(lambda: state(fleet, 1) == "ended" and not provider.running())
 
 
-def test_a_machine_whose_record_was_deleted_is_ended(provider: Processes) -> None:
+def test_machine_whose_record_was_deleted_is_ended(provider: Processes) -> None:
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: provider.running().keys() == {1})
@@ -295,14 +293,16 @@ def test_a_machine_whose_record_was_deleted_is_ended(provider: Processes) -> Non
 
 
 @pytest.mark.parametrize(("pool", "tier"), [(SPOT, "spot"), (ON_DEMAND, "reliable")])
-def test_a_machine_knows_whether_it_may_vanish(provider: Processes, pool: str, tier: str) -> None:
+def test_machine_gets_its_tier_in_the_environment(
+    provider: Processes, pool: str, tier: str
+) -> None:
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1, pool)])
         await_that(lambda: 1 in provider.running())
         await_that(lambda: provider.running()[1].environ().get("DOLL_TIER") == tier)
 
 
-def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
+def test_child_process_of_a_machine_is_not_a_machine(provider: Processes) -> None:
     provider.program = DEAF
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
@@ -314,7 +314,7 @@ def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
         await_that(lambda: machine_of(fleet, 1).cause == "failed")
 
 
-def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
+def test_fleets_in_different_folders_are_independent(
     provider: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with (
@@ -350,7 +350,7 @@ sys.stdin.read()
 """
 
 
-def test_a_machine_survives_whoever_launched_it_and_is_found_again(provider: Processes) -> None:
+def test_machine_survives_its_launcher_and_is_found_again(provider: Processes) -> None:
     with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", LAUNCHER, str(provider.folder)],
         stdin=subprocess.PIPE,
@@ -374,7 +374,7 @@ def test_a_machine_survives_whoever_launched_it_and_is_found_again(provider: Pro
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_a_pool_has_no_more_machines_than_its_capacity(provider: Processes) -> None:
+def test_pool_refuses_machines_beyond_its_capacity(provider: Processes) -> None:
     provider.capacity = 2
     with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1), order(2), order(3), order(4, ON_DEMAND)])
@@ -384,7 +384,7 @@ def test_a_pool_has_no_more_machines_than_its_capacity(provider: Processes) -> N
         assert fleet.launch([order(5)]) == ()
 
 
-def test_a_slot_that_is_down_has_none_and_the_others_have(provider: Processes) -> None:
+def test_launch_in_a_slot_with_an_outage_is_refused(provider: Processes) -> None:
     provider.schedule.outages_s[1] = (0.0, 40.0)
     with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1), order(2)])
@@ -395,7 +395,7 @@ def test_a_slot_that_is_down_has_none_and_the_others_have(provider: Processes) -
         assert fleet.launch([again]) == ()
 
 
-def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Processes) -> None:
+def test_machine_without_a_slot_uses_any_available_place_of_its_pool(provider: Processes) -> None:
     provider.schedule.outages_s.update({0: (0.0, 40.0), 2: (10.0, 40.0)})
     free = [order(launch)._replace(slot=None) for launch in (1, 2, 3)]
     with closing(provider.fleet()) as fleet:
@@ -411,7 +411,7 @@ def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Proces
         assert (refused.capacity, "slot" in refused.reason) == (True, False)
 
 
-def test_where_there_is_no_room_for_a_process_there_is_no_capacity(provider: Processes) -> None:
+def test_launch_without_room_for_a_process_is_refused(provider: Processes) -> None:
     def full(worker: str, environment: Mapping[str, str]) -> StartedProcess:
         raise BlockingIOError(f"no room for {worker}, {len(environment)} variables")
 

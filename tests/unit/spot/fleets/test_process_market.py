@@ -43,7 +43,7 @@ def stays(chain: SlotChain, until_s: float) -> list[tuple[bool, float, float]]:
 
 
 @given(availability=availabilities, seed=seeds)
-def test_stays_follow_each_other_in_turn(availability: float, seed: tuple[int, int]) -> None:
+def test_chain_alternates_between_up_and_down(availability: float, seed: tuple[int, int]) -> None:
     found = stays(SlotChain(availability, 10.0, seed), 500.0)
     for (before, _, end_s), (after, begin_s, later_s) in pairwise(found):
         assert before != after
@@ -51,7 +51,7 @@ def test_stays_follow_each_other_in_turn(availability: float, seed: tuple[int, i
 
 
 @given(availability=availabilities, seed=seeds, times_s=st.lists(st.floats(0, 1e4), max_size=20))
-def test_whoever_looks_finds_the_same_in_whatever_order(
+def test_chain_does_not_depend_on_the_query_order(
     availability: float, seed: tuple[int, int], times_s: list[float]
 ) -> None:
     one, other = SlotChain(availability, 10.0, seed), SlotChain(availability, 10.0, seed)
@@ -64,7 +64,7 @@ def test_whoever_looks_finds_the_same_in_whatever_order(
 
 
 @given(availability=availabilities, seed=seeds, at_s=st.floats(0, 1e3))
-def test_it_is_next_down_at_once_or_when_it_next_switches(
+def test_next_down_is_now_if_down_or_else_the_next_switch(
     availability: float, seed: tuple[int, int], at_s: float
 ) -> None:
     chain = SlotChain(availability, 10.0, seed)
@@ -74,20 +74,20 @@ def test_it_is_next_down_at_once_or_when_it_next_switches(
 
 
 @pytest.mark.parametrize("availability", [0.2, 0.5, 0.9])
-def test_it_is_up_for_its_share_and_lost_once_in_a_cycle(availability: float) -> None:
+def test_chain_has_the_requested_availability_and_cycle(availability: float) -> None:
     found = stays(SlotChain(availability, 20.0, (1, 2)), LONG_S)
     up_s = sum(end_s - begin_s for up, begin_s, end_s in found if up)
     assert up_s / LONG_S == pytest.approx(availability, abs=0.02)
     assert LONG_S / sum(up for up, _, _ in found) == pytest.approx(20.0, rel=0.05)
 
 
-def test_at_first_as_many_are_up_as_ever() -> None:
+def test_chain_starts_with_the_requested_availability() -> None:
     up = sum(SlotChain(0.7, 20.0, (3, slot)).up(0.0) for slot in range(2000))
     assert up / 2000 == pytest.approx(0.7, abs=0.03)
 
 
 @pytest.mark.parametrize(("availability", "down_s"), [(1.0, math.inf), (0.0, 5.0)])
-def test_machines_that_are_always_or_never_there(availability: float, down_s: float) -> None:
+def test_chain_with_availability_0_or_1_never_switches(availability: float, down_s: float) -> None:
     chain = SlotChain(availability, 20.0, (1, 2))
     assert chain.up(5.0) == (availability == 1)
     assert chain.next_switch_s(5.0) == math.inf
@@ -100,7 +100,7 @@ def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
 
 
 @dataclass
-class OfOnePool:
+class SinglePoolSchedule:
     """A market's schedule for one pool, from 0 on."""
 
     schedule: PoolSchedules
@@ -111,11 +111,11 @@ class OfOnePool:
         return self.schedule.next_down_s(self.pool, slot, at_s, 0.0)
 
 
-def schedule_of(provider: ProcessProvider, folder: Path) -> OfOnePool:
-    return OfOnePool(schedule_of_market(market_of(provider), folder, 0.0))
+def schedule_of(provider: ProcessProvider, folder: Path) -> SinglePoolSchedule:
+    return SinglePoolSchedule(schedule_of_market(market_of(provider), folder, 0.0))
 
 
-def test_slots_and_seeds_differ(tmp_path: Path) -> None:
+def test_slots_and_seeds_have_different_schedules(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
     schedules = [schedule_of(provider, tmp_path) for provider in providers]
     ends_s = {schedule.next_down_s(slot, 1e3) for schedule in schedules for slot in range(20)}
@@ -133,7 +133,7 @@ def recorded(folder: Path, rows: str, **more: float) -> ProcessProvider:
     )
 
 
-def test_where_machines_were_counted_lower_slots_have_them(tmp_path: Path) -> None:
+def test_recorded_count_serves_the_lower_slots(tmp_path: Path) -> None:
     # machines  3       1               3       1
     # seconds   0       10      20      30      40
     schedule = schedule_of(recorded(tmp_path, "0,3\n10,1\n20,1\n"), tmp_path)
@@ -142,7 +142,7 @@ def test_where_machines_were_counted_lower_slots_have_them(tmp_path: Path) -> No
     assert schedule.next_down_s(1, 31.0) == 40.0
 
 
-def test_where_it_was_recorded_whether_there_were_any_all_slots_are_alike(tmp_path: Path) -> None:
+def test_recorded_availability_serves_all_slots_alike(tmp_path: Path) -> None:
     schedule = schedule_of(recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n"), tmp_path)
     # there     yes     no      yes             no
     # seconds   0       6       9       12      18
@@ -150,17 +150,17 @@ def test_where_it_was_recorded_whether_there_were_any_all_slots_are_alike(tmp_pa
         assert [schedule.next_down_s(slot, at_s) for at_s in (0, 6, 8.5, 10)] == [6, 6, 8.5, 18]
 
 
-def test_a_recording_is_gone_through_at_its_speed_from_where_it_is_said(tmp_path: Path) -> None:
+def test_recording_is_replayed_at_its_speed_from_its_start(tmp_path: Path) -> None:
     provider = recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n", speed=3.0, start_s=3.0)
     assert schedule_of(provider, tmp_path).next_down_s(0, 0.0) == pytest.approx(1.0)
 
 
-def test_machines_that_were_always_there_are_never_taken_away(tmp_path: Path) -> None:
+def test_recording_without_outages_never_preempts(tmp_path: Path) -> None:
     schedule = schedule_of(recorded(tmp_path, "0,1\n6,1\n"), tmp_path)
     assert schedule.next_down_s(0, 3.0) == math.inf
 
 
-def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_missing_recording_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         schedule_of(ProcessProvider(availability=TraceSpec(file="nowhere.csv")), tmp_path)
 
@@ -168,7 +168,7 @@ def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> N
 # --- several pools -------------------------------------------------------------------------------
 
 
-def test_pools_are_down_at_times_of_their_own(tmp_path: Path) -> None:
+def test_pools_have_different_outages(tmp_path: Path) -> None:
     names = ("spot", "other")
     pools = [SpotPool(name=name, usd_per_hour=1.0) for name in names]
     provider = ProcessProvider(availability=0.5, cycle_s=10.0)
@@ -179,7 +179,7 @@ def test_pools_are_down_at_times_of_their_own(tmp_path: Path) -> None:
     assert both[0] == [alone.next_down_s(slot, 1e3) for slot in range(20)]
 
 
-def test_a_pool_is_lost_by_its_own_trace_and_when_its_price_passes_its_bid(tmp_path: Path) -> None:
+def test_pool_is_preempted_by_its_trace_or_a_price_above_its_bid(tmp_path: Path) -> None:
     # seconds    0      10     20     30     40     50
     # machines   2      2      1      2      2      2      the replay began at 1000
     # price      .1     .3     .1     .1     .3     .1
@@ -197,7 +197,7 @@ def test_a_pool_is_lost_by_its_own_trace_and_when_its_price_passes_its_bid(tmp_p
     assert schedule.next_down_s("on-demand", 1, 1030.0, 990.0) == math.inf
 
 
-def test_a_machine_is_lost_when_its_price_passes_its_own_bid(tmp_path: Path) -> None:
+def test_machine_is_preempted_when_the_price_exceeds_its_own_bid(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seconds,price\n0,0.1\n10,0.3\n20,0.1\n30,0.1\n")
     pools = (
         SpotPool(name="a", usd_per_hour=TraceSpec(file="a.csv", start_s=0.0)),
@@ -221,7 +221,7 @@ def test_a_machine_is_lost_when_its_price_passes_its_own_bid(tmp_path: Path) -> 
     assert schedule.next_down_s("a", 0, 1001.0, 990.0, 0.15) == 1010.0
 
 
-def test_all_series_of_a_market_begin_at_the_same_second(tmp_path: Path) -> None:
+def test_all_series_of_a_market_start_at_the_same_second(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seconds,value\n0,1\n500,2\n1000,1\n")
     (tmp_path / "b.csv").write_text("seconds,value\n0,1\n50,2\n100,1\n")
     long, short = TraceSpec(file="a.csv"), TraceSpec(file="b.csv", speed=2.0)

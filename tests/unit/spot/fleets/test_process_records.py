@@ -1,4 +1,4 @@
-"""Records of a fleet: one process creates an order's record, and nobody reads a partial one."""
+"""Records of a fleet: one process creates an order's record, and no reader sees a partial one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = replace(RECORD, leaving="released", ended_s=120.0, cause="released", det
 REFUSED = replace(RECORD, refused="none", capacity=True)
 
 
-def test_what_one_writes_another_reads(tmp_path: Path) -> None:
+def test_records_written_by_one_process_are_read_by_another(tmp_path: Path) -> None:
     one, other = OrderRecords(tmp_path / "a" / "b"), OrderRecords(tmp_path / "a" / "b")
     assert other.read() == {}
     assert one.claim("t", RECORD)
@@ -37,7 +37,7 @@ def test_what_one_writes_another_reads(tmp_path: Path) -> None:
     assert not replace(RECORD, leaving="preempted").over
 
 
-def test_of_two_who_begin_a_record_the_first_does(tmp_path: Path) -> None:
+def test_second_claim_of_a_record_is_rejected(tmp_path: Path) -> None:
     records = OrderRecords(tmp_path)
     assert records.claim("t", RECORD)
     assert not records.claim("t", replace(RECORD, launch=4, at_s=200.0))
@@ -47,7 +47,7 @@ def test_of_two_who_begin_a_record_the_first_does(tmp_path: Path) -> None:
     assert records.read() == {"t": ENDED}
 
 
-def test_of_many_who_begin_at_once_one_does(tmp_path: Path) -> None:
+def test_exactly_one_of_many_concurrent_claims_succeeds(tmp_path: Path) -> None:
     many = [OrderRecords(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         for token in map(str, range(20)):
@@ -56,7 +56,7 @@ def test_of_many_who_begin_at_once_one_does(tmp_path: Path) -> None:
     assert len(many[0].read()) == 20
 
 
-def test_who_reads_while_another_changes_reads_one_or_the_other(tmp_path: Path) -> None:
+def test_read_during_a_change_returns_the_old_or_the_new_record(tmp_path: Path) -> None:
     writer, reader = OrderRecords(tmp_path), OrderRecords(tmp_path)
     writer.claim("t", RECORD)
     leaving = replace(RECORD, leaving="preempted")
@@ -68,21 +68,21 @@ def test_who_reads_while_another_changes_reads_one_or_the_other(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {"t.order"}  # and nothing is left over
 
 
-def test_a_fleet_is_born_once(tmp_path: Path) -> None:
+def test_start_time_of_a_fleet_is_set_once(tmp_path: Path) -> None:
     assert OrderRecords(tmp_path).born_s(100.5) == 100.5
     assert OrderRecords(tmp_path).born_s(200.0) == 100.5
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(token=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
-def test_a_token_may_hold_anything(tmp_path: Path, token: str) -> None:
+def test_records_accept_any_token(tmp_path: Path, token: str) -> None:
     records = OrderRecords(tmp_path)
     records.claim(token, RECORD)
     assert records.read()[token] == RECORD
     assert {path.parent for path in tmp_path.rglob("*.order")} == {tmp_path}
 
 
-def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
+def test_invalid_record_file_is_reported(tmp_path: Path) -> None:
     records = OrderRecords(tmp_path)
     (tmp_path / "notes.txt").write_text("not ours")
     assert records.read() == {}
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
         records.read()
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_folder_raises_unavailable_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="file"):
         OrderRecords(tmp_path / "file" / "folder")

@@ -33,7 +33,7 @@ def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
     return ReplayedPrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
 
 
-def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
+def test_price_series_follows_the_clock_and_repeats(folder: Path) -> None:
     clock = ManualClock(BEGAN_S)
     prices = ReplayedPrices({"spot": FROM_START}, folder, BEGAN_S, clock)
     found = []
@@ -43,20 +43,20 @@ def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
     assert found == [0.1, 0.1, 0.2, 0.3, 0.3, 0.1, 0.2]  # it ends after 180 s
 
 
-def test_a_series_is_gone_through_at_its_speed_from_where_it_is_said(folder: Path) -> None:
+def test_price_series_is_replayed_at_its_speed_from_its_start(folder: Path) -> None:
     faster = FROM_START.model_copy(update={"speed": 30.0, "start_s": 60.0})
     assert [price(folder, faster, at_s) for at_s in (0.0, 1.9, 2.1, 3.9, 4.1)] == [
         *(0.2, 0.2, 0.3, 0.3, 0.1)
     ]
 
 
-def test_before_it_began_the_first_price_holds(folder: Path) -> None:
+def test_first_price_holds_before_the_series_starts(folder: Path) -> None:
     assert price(folder, FROM_START, -500.0) == 0.1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at_s=st.floats(0, 1e5), pool=st.text(max_size=5))
-def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
+def test_series_without_a_start_is_the_same_for_all_readers(
     folder: Path, at_s: float, pool: str
 ) -> None:
     spec = TraceSpec(file="prices.csv")
@@ -76,14 +76,12 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
         (FROM_START.model_copy(update={"start_s": 180.0}), "start_s"),
     ],
 )
-def test_a_series_that_makes_no_sense_is_the_users_to_mend(
-    folder: Path, spec: TraceSpec, problem: str
-) -> None:
+def test_invalid_price_series_is_a_user_error(folder: Path, spec: TraceSpec, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         ReplayedPrices({"spot": spec}, folder, BEGAN_S, ManualClock(BEGAN_S))
 
 
-def test_the_past_is_what_was_recorded_before_now_or_all_of_it_at_the_beginning(
+def test_price_history_ends_now_or_is_the_whole_series_at_its_start(
     folder: Path,
 ) -> None:
     clock = ManualClock(BEGAN_S)
@@ -97,5 +95,5 @@ def test_the_past_is_what_was_recorded_before_now_or_all_of_it_at_the_beginning(
     assert together.past()["od"] == PriceHistory((0.0,), (1.0,), 3600.0)
 
 
-def test_no_sources_have_no_pools() -> None:
+def test_prices_without_sources_are_empty() -> None:
     assert PricesTogether([]).look() == {}

@@ -29,7 +29,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_market_of_local_processes(tmp_path: Path) -> None:
+def test_market_of_local_processes_is_loaded(tmp_path: Path) -> None:
     market = Market.load(written(tmp_path, FULL))
     assert (market.on_demand.name, market.on_demand.usd_per_hour) == ("on-demand", 0.286)
     (pool,) = market.spot
@@ -38,12 +38,12 @@ def test_a_market_of_local_processes(tmp_path: Path) -> None:
     assert market.replayed_from_s is None
 
 
-def test_the_example_is_a_market() -> None:
+def test_example_market_file_is_loaded() -> None:
     market = Market.load(Path(__file__).parents[4] / "docs/examples/market.yaml")
     assert (market.fleet, [pool.name for pool in market.spot]) == ("process", ["spot"])
 
 
-def test_a_market_of_ec2(tmp_path: Path) -> None:
+def test_market_of_ec2_is_loaded(tmp_path: Path) -> None:
     text = f"""
 fleet: ec2
 {EC2}
@@ -56,7 +56,7 @@ spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-
     assert market.spot[0].instance_types == ("c5.xlarge",)
 
 
-def test_machines_are_billed_as_their_provider_does_or_as_the_file_says(tmp_path: Path) -> None:
+def test_billing_is_that_of_the_provider_unless_the_file_sets_it(tmp_path: Path) -> None:
     text = f"""
 fleet: ec2
 {EC2}
@@ -75,7 +75,7 @@ spot:
     assert [local.billing(pool) for pool in local.pools] == [Billing(), Billing()]
 
 
-def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path) -> None:
+def test_on_demand_types_can_have_their_own_prices(tmp_path: Path) -> None:
     prices = "usd_per_hour: {c5.large: 0.1, c5.xlarge: 0.2, m5.large: 0.05}"
     types = "instance_types: [c5.large, c5.xlarge]"
     market = Market.load(written(tmp_path, f"on_demand: {{{prices}, {types}}}"))
@@ -119,12 +119,14 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
         ),
     ],
 )
-def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_market_file_is_rejected_with_the_field(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     with pytest.raises(UserError, match=rf"market\.yaml.*{problem}"):
         Market.load(written(tmp_path, text))
 
 
-def test_a_market_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_market_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
         Market.load(tmp_path / "nowhere.yaml")
 
@@ -151,7 +153,7 @@ PRICE = "on_demand: {usd_per_hour: 0.3}\nspot: [{name: c5, usd_per_hour: %s}]\n"
         (PRICE % "{file: a.csv, speed: 0}", "spot[0].usd_per_hour.speed: must be above 0.0, got 0"),
     ],
 )
-def test_what_may_be_one_of_several_things_is_complained_of_in_one_line(
+def test_invalid_union_field_is_reported_in_one_line(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     with pytest.raises(UserError) as complained:
@@ -168,7 +170,7 @@ def test_what_may_be_one_of_several_things_is_complained_of_in_one_line(
         ("0,0.1\n10,0.2", 99, "start_s: 99; prices.csv is over after 20 s"),
     ],
 )
-def test_a_recording_that_makes_no_sense_is_named_by_its_pool_and_field(
+def test_invalid_recording_is_reported_with_its_pool_and_field(
     tmp_path: Path, rows: str, start_s: int, problem: str
 ) -> None:
     (tmp_path / "prices.csv").write_text(f"seconds,usd\n{rows}\n")

@@ -33,7 +33,7 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen((*COMMAND, *arguments), stdin=pipe, stdout=pipe)  # noqa: S603 -- our own command line
 
 
-def test_one_line_is_answered_with_one_line() -> None:
+def test_process_answers_one_line_with_one_line() -> None:
     with started() as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -46,7 +46,7 @@ def test_one_line_is_answered_with_one_line() -> None:
     assert report.refused == ""
 
 
-def test_with_a_folder_lines_of_progress_come_before_the_result() -> None:
+def test_process_with_a_folder_reports_progress_before_the_result() -> None:
     with started(".") as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -59,7 +59,7 @@ def test_with_a_folder_lines_of_progress_come_before_the_result() -> None:
     assert len(json.loads(bytes(last.results))["runs"]["static"]) == 2
 
 
-def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left() -> None:
+def test_simulation_that_needs_too_much_memory_is_refused() -> None:
     asked = order(1, mode="protocol", updates=20, group_size=1000, batch_size=10**6, rates=1e9)
     with started() as process:
         assert process.stdin is not None
@@ -71,7 +71,7 @@ def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left(
     assert "more memory than there is" in report.refused
 
 
-def test_it_ends_when_whoever_asked_has_gone() -> None:
+def test_process_ends_when_its_parent_closes_stdin() -> None:
     with started() as process:
         assert process.stdin is not None
         process.stdin.write(order(1000, updates=10**8) + b"\n")
@@ -79,12 +79,12 @@ def test_it_ends_when_whoever_asked_has_gone() -> None:
         assert process.wait(120) == 1
 
 
-def test_it_ends_without_a_word_when_whoever_asked_goes_before_it_has_asked() -> None:
+def test_process_ends_silently_if_stdin_closes_before_the_order() -> None:
     pipe = subprocess.PIPE
     done = subprocess.run(COMMAND, input=order(1), stdout=pipe, stderr=pipe, check=True)  # noqa: S603 -- our own command line
     assert done.stdout + done.stderr == b""
 
 
-def test_what_makes_no_sense_is_refused_in_words() -> None:
+def test_invalid_simulation_is_refused_with_a_reason() -> None:
     report = simulated(order(1, rates=[0, 0, 0, 0]), Path(), lambda _policy, _share: None)
     assert "all streams of a run are silent" in report.refused

@@ -27,7 +27,7 @@ def brain(prices: np.ndarray, reliable_usd: float = 0.0, **more: float) -> BidBr
     return BidBrain(eviction_odds(prices, STEP_S), cores, 40.0, reliable_usd, **more)
 
 
-def test_odds_are_those_of_past_prices_by_delta_and_time_left() -> None:
+def test_eviction_odds_come_from_past_prices_by_delta_and_time_left() -> None:
     # 1 1 1 3 | 1 1 1 3 | ...: of four bids at .5 above the price, three are evicted within the hour
     prices = np.tile([1.0, 1.0, 1.0, 3.0], 10)[None]
     odds = eviction_odds(prices, STEP_S, np.array([0.5, 2.0]))
@@ -38,25 +38,25 @@ def test_odds_are_those_of_past_prices_by_delta_and_time_left() -> None:
     assert odds.within(0, -1.0, 3600.0)[0] == pytest.approx(0.75)
 
 
-def test_who_outlasts_the_hour_has_paid_it() -> None:
+def test_eviction_after_the_hour_does_not_count() -> None:
     prices = np.tile([1.0, 1.0, 1.0, 1.0, 3.0], 10)[None]
     probability, _ = eviction_odds(prices, STEP_S, np.array([0.5])).within(0, 0.5, 3600.0)
     assert probability == pytest.approx(0.6, abs=0.02)  # the fourth step is too late
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_odds_of_an_hour_need_more_than_an_hour(steps: int) -> None:
+def test_eviction_odds_need_prices_of_more_than_an_hour(steps: int) -> None:
     with pytest.raises(ParameterError, match="odds of an hour need 5"):
         eviction_odds(steady(1.0, steps=steps), STEP_S)
 
 
-def test_equations_1_and_2_by_hand() -> None:
+def test_equations_1_and_2_agree_with_manual_calculation() -> None:
     terms = Terms(*(np.array([value]) for value in (8.0, 1.0, 4.0, 0.25, 3000.0)))
     assert expected_cost_usd(terms) == pytest.approx(6.0)
     assert overhead_s(np.array(0.75 * 0.5), 40.0, 7.0) == pytest.approx(0.625 * 40 + 7)
 
 
-def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
+def test_acquire_takes_the_cheapest_market_up_to_the_needed_machines() -> None:
     prices = steady(0.3, 0.2)
     found = brain(prices).acquire([], 0.0, prices[:, 0])
     assert found is not None
@@ -66,7 +66,7 @@ def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
     assert brain(prices).acquire([found], 0.0, prices[:, 0]) is None  # there is no room
 
 
-def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() -> None:
+def test_acquire_raises_cost_only_to_share_reliable_machines() -> None:
     prices = steady(0.1, 0.5)
     there = Allocation(0, 5, 0.2, 0.1, 3600.0)
     # The first market's price has risen.
@@ -77,7 +77,7 @@ def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() ->
     assert shared.market == 1
 
 
-def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> None:
+def test_acquire_bids_low_only_if_evictions_are_cheap() -> None:
     # The price jumps once an hour: a low bid is often free of charge, a high one never.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     eager, careful = (
@@ -89,7 +89,7 @@ def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> No
     assert eager.bid_usd < 0.25 <= careful.bid_usd
 
 
-def test_an_hour_is_renewed_unless_another_market_has_become_cheaper() -> None:
+def test_hour_is_renewed_unless_another_market_is_cheaper() -> None:
     prices = steady(0.2, 0.3)
     ending = Allocation(0, 10, 0.6, 0.2, 3600.0)
     assert brain(prices).renews([], ending, 3600.0, np.array([0.2, 0.3]))
@@ -97,7 +97,7 @@ def test_an_hour_is_renewed_unless_another_market_has_become_cheaper() -> None:
     assert brain(prices, change_s=1700.0).renews([], ending, 3600.0, np.array([0.5, 0.3]))
 
 
-def test_a_renewal_has_the_odds_of_its_bid_above_the_price_of_now() -> None:
+def test_renewal_uses_the_odds_of_its_bid_above_the_current_price() -> None:
     # Bid .3 above an old price; now the price lies just below the bid and jumps past it soon.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     slow = brain(prices, eviction_s=3400.0)

@@ -69,13 +69,13 @@ def priced(**usd_per_hour: float) -> tuple[Pool, ...]:
     )
 
 
-def test_odds_are_counted_pool_by_pool_and_a_constant_price_is_never_passed() -> None:
+def test_odds_are_counted_per_pool_and_zero_for_a_constant_price() -> None:
     probability, _ = odds_of(POOLS, PAST).within([0, 1, 2], [1e-5] * 3, [HOUR_S] * 3)
     assert probability[:2].tolist() == [0.0, 0.0]
     assert probability[2] == pytest.approx(0.75, abs=0.02)
 
 
-def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_reported_by_its_pool() -> None:
+def test_missing_or_short_price_history_is_reported_with_its_pool() -> None:
     with pytest.raises(ParameterError, match="wild: what its machines have cost"):
         odds_of(POOLS, past(on_demand=(1.0,), steady=(0.3,)))
     short = PAST | {"wild": PriceHistory((0.0, 600.0), (0.1, 0.2), 3000.0)}
@@ -85,7 +85,7 @@ def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_reported_by_its_poo
         Bidding().reconsider(seen(), None)
 
 
-def test_all_machines_are_bid_for_where_work_is_cheapest_and_the_plan_says_what_it_costs() -> None:
+def test_all_machines_are_bid_for_in_the_cheapest_pool() -> None:
     decision = BIDDING.reconsider(seen(), None)
     ((offer, count),) = decision.machines.items()
     assert (offer.pool, count) == ("wild", 6)
@@ -96,19 +96,20 @@ def test_all_machines_are_bid_for_where_work_is_cheapest_and_the_plan_says_what_
     assert BIDDING.reconsider(seen(10.0, dict(decision.machines)), decision) is decision
 
 
-def test_what_was_lost_is_bid_for_anew_under_another_bid() -> None:
+def test_lost_machines_are_replaced_under_another_bid() -> None:
     first = BIDDING.reconsider(seen(), None)
     ((offer, _),) = first.machines.items()
     some = BIDDING.reconsider(seen(10.0, {offer: 4}), first)
     assert some.machines[offer] == 4
     ((other, count),) = some.machines.items() - {(offer, 4)}
     assert (other.pool, count) == ("wild", 2)
-    ((anew, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()  # all, at that price
-    assert (anew.pool, count) == ("wild", 6)
-    assert anew != offer
+    # All machines were lost at that price.
+    ((replacement, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()
+    assert (replacement.pool, count) == ("wild", 6)
+    assert replacement != offer
 
 
-def test_after_an_eviction_the_market_whose_price_rose_is_left() -> None:
+def test_pool_whose_price_rose_is_abandoned_after_an_eviction() -> None:
     first = BIDDING.reconsider(seen(), None)
     after = BIDDING.reconsider(seen(60.0, pools=priced(wild=2.0)), first)
     assert {offer.pool: count for offer, count in after.machines.items()} == {"steady": 6}
@@ -116,7 +117,7 @@ def test_after_an_eviction_the_market_whose_price_rose_is_left() -> None:
     assert dict(dear.machines) == {Offer("on-demand"): 6}
 
 
-def test_before_its_hour_ends_an_allocation_is_renewed_or_given_back() -> None:
+def test_allocation_is_renewed_or_released_before_its_hour_ends() -> None:
     steady = Offer("steady", bid_usd_per_hour=0.7)
     pools = priced(wild=5.0)
     first = BIDDING.reconsider(seen(pools=pools), None)
@@ -129,7 +130,7 @@ def test_before_its_hour_ends_an_allocation_is_renewed_or_given_back() -> None:
     assert {offer.pool for offer in moved.machines} == {"wild"}
 
 
-def test_pools_that_refuse_or_are_full_are_passed_over() -> None:
+def test_pools_that_refuse_or_are_full_are_skipped() -> None:
     refused = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
     assert {offer.pool for offer in refused.machines} == {"steady"}
     pools = (*POOLS[:2], replace(POOLS[2], capacity=5))
@@ -138,7 +139,7 @@ def test_pools_that_refuse_or_are_full_are_passed_over() -> None:
     assert counts == {"wild": 5, "steady": 1}
 
 
-def test_machines_on_demand_that_are_added_to_others_leave_those_in_their_place() -> None:
+def test_added_on_demand_machines_keep_the_existing_ones() -> None:
     steady, alone = Offer("steady", bid_usd_per_hour=0.5), Offer("on-demand")
     first = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
     last = replace(first, machines={steady: 4, alone: 2})
@@ -148,7 +149,7 @@ def test_machines_on_demand_that_are_added_to_others_leave_those_in_their_place(
     assert evicted.machines == {alone: 6}
 
 
-def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
+def test_machines_without_a_backlog_only_keep_up_with_arrivals() -> None:
     first = BIDDING.reconsider(seen(), None)
     there = dict(first.machines)
     few = BIDDING.reconsider(seen(3580.0, there, waiting=0.0), first)
@@ -156,7 +157,7 @@ def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
     assert sum(few.machines.values()) == 2
 
 
-def test_a_deadline_that_bids_miss_is_reported() -> None:
+def test_deadline_that_bids_miss_makes_the_plan_infeasible() -> None:
     job = seen()
     late = replace(job, work=replace(job.work, deadline_s=100.0))
     plan = BIDDING.reconsider(late, None).plan

@@ -62,7 +62,9 @@ def simulated(work: Work, pool: Pool, seed: int) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("alpha", "ratio"), SETTINGS)
-def test_the_promise_is_kept_in_the_papers_settings(alpha: float, ratio: float) -> None:
+def test_deadline_probability_holds_in_the_settings_of_the_paper(
+    alpha: float, ratio: float
+) -> None:
     work, prices = equal(ratio), market(*PRICES, alpha)
     promised = deadline_probability(work, prices.spot, np.arange(64))
     met = simulated(work, prices.spot, seed=4)
@@ -74,7 +76,7 @@ def test_the_promise_is_kept_in_the_papers_settings(alpha: float, ratio: float) 
         assert met[spot] >= probability - 4 * math.sqrt(probability * (1 - probability) / RUNS)
 
 
-def test_the_promise_is_kept_where_rates_and_machines_differ() -> None:
+def test_deadline_probability_holds_for_different_rates() -> None:
     rates = np.random.default_rng(1).uniform(1, 250, 40)
     pool = Pool("spot", 0.1, 0.7, cycle_s=300.0)
     work = due(rates, 1.1)
@@ -84,7 +86,7 @@ def test_the_promise_is_kept_where_rates_and_machines_differ() -> None:
     assert (np.abs(simulated(work, pool, seed=5) - promised) <= 4.5 * error + 0.004).all()
 
 
-def test_to_meet_the_deadline_on_average_is_to_miss_it_in_43_per_cent_of_runs() -> None:
+def test_plan_that_is_on_time_on_average_misses_43_percent_of_runs() -> None:
     work, prices = equal(1.05), market(*PRICES, 0.9)
     promised = deadline_probability(work, prices.spot, np.arange(64))
 
@@ -97,7 +99,7 @@ def test_to_meet_the_deadline_on_average_is_to_miss_it_in_43_per_cent_of_runs() 
     ("setting", "spots"),
     [(SETTINGS[0], (27, 26, 24)), (SETTINGS[1], (13, 12, 11)), (SETTINGS[2], (26, 25, 24))],
 )
-def test_more_certainty_is_fewer_spot_workers_and_a_higher_cost(
+def test_higher_probability_means_fewer_spot_workers_and_higher_cost(
     setting: tuple[float, float], spots: tuple[int, ...]
 ) -> None:
     alpha, ratio = setting
@@ -109,7 +111,7 @@ def test_more_certainty_is_fewer_spot_workers_and_a_higher_cost(
     assert plan(work, prices).expected_cost_usd < costs[0] < costs[1] < costs[2]
 
 
-def test_the_reason_names_both_probabilities() -> None:
+def test_reason_names_both_probabilities() -> None:
     best = plan_with_probability(equal(1.05), market(*PRICES, 0.9), 0.95)
 
     assert (best.feasible, best.binding) == (True, "deadline")
@@ -119,7 +121,7 @@ def test_the_reason_names_both_probabilities() -> None:
 
 
 @given(st.floats(1, 1.5), st.floats(0.01, 1), st.floats(1, 10_000))
-def test_probabilities_are_probabilities_and_fall_with_the_number_of_spot_workers(
+def test_deadline_probability_falls_with_the_number_of_spot_workers(
     ratio: float, alpha: float, cycle_s: float
 ) -> None:
     pool = Pool("spot", 0.1, alpha, cycle_s)
@@ -131,7 +133,9 @@ def test_probabilities_are_probabilities_and_fall_with_the_number_of_spot_worker
 
 
 @given(st.floats(0.01, 0.99), st.floats(1, 1_000), st.floats(0, 5_000))
-def test_the_third_moment_is_the_triple_integral(alpha: float, cycle_s: float, t_s: float) -> None:
+def test_third_moment_of_uptime_equals_the_triple_integral(
+    alpha: float, cycle_s: float, t_s: float
+) -> None:
     tau = alpha * (1 - alpha) * cycle_s
     nodes, weights = np.polynomial.legendre.leggauss(60)
     # Exp(-u / tau) is negligible beyond.
@@ -143,7 +147,7 @@ def test_the_third_moment_is_the_triple_integral(alpha: float, cycle_s: float, t
     assert third_moment_of_uptime_s3(t_s, alpha, cycle_s) == pytest.approx(reference, rel=1e-6)
 
 
-def test_a_machine_seen_for_a_moment_is_on_or_off() -> None:
+def test_third_moment_over_a_short_time_is_that_of_one_state() -> None:
     alpha, t_s = 0.9, 1e-3
     one_toss = alpha * (1 - alpha) * (1 - 2 * alpha) * t_s**3
 
@@ -151,20 +155,20 @@ def test_a_machine_seen_for_a_moment_is_on_or_off() -> None:
     assert third_moment_of_uptime_s3(t_s, 1.0, 1_000.0) == 0
 
 
-def test_with_no_updates_left_success_is_certain() -> None:
+def test_deadline_probability_without_updates_left_is_one() -> None:
     done = dataclasses.replace(equal(1.0), updates=0.0, deadline_s=0.0)
 
     assert (deadline_probability(done, Pool("spot", 0.1, 0.9), np.arange(64)) == 1).all()
 
 
-def test_a_deadline_of_theta_0_is_too_close_even_for_on_demand_machines() -> None:
+def test_deadline_of_theta_0_is_infeasible_with_a_probability() -> None:
     best = plan_with_probability(equal(1.0), market(*PRICES, 0.9), 0.9)
 
     assert (best.feasible, best.spot, best.binding) == (False, 0, "infeasible")
     assert "even on-demand machines alone" in best.reason
 
 
-def test_a_pool_gives_no_more_machines_than_it_has() -> None:
+def test_chance_plan_is_limited_by_the_capacity_of_the_pool() -> None:
     prices = market(*PRICES, 0.9)
     few = PaperMarket(prices.on_demand, dataclasses.replace(prices.spot, capacity=10))
 
@@ -173,7 +177,7 @@ def test_a_pool_gives_no_more_machines_than_it_has() -> None:
     assert (best.spot, best.binding) == (10, "capacity")
 
 
-def test_the_curve_and_the_plan_agree_on_who_becomes_spot() -> None:
+def test_probability_curve_and_plan_use_the_same_order_of_workers() -> None:
     rates = np.random.default_rng(2).uniform(1, 250, 30)
     work, prices = due(rates, 1.08), market(*PRICES, 0.85)
 
@@ -184,7 +188,7 @@ def test_the_curve_and_the_plan_agree_on_who_becomes_spot() -> None:
     assert deadline_probability(work, prices.spot, order)[best.spot] >= 0.95
 
 
-def test_the_policy_decides_once() -> None:
+def test_chance_policy_decides_once() -> None:
     policy: Policy = Chance(0.95)
     situation = Situation(
         now_s=0.0,

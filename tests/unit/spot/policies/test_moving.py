@@ -57,14 +57,16 @@ def policy(max_lag_s: float | None = MAX_LAG_S, reliable: int = 0) -> Pools:
 
 
 @pytest.mark.parametrize(("gradient_s", "machines"), [(FAST_S, 1), (SLOW_S, 4)])
-def test_as_many_as_keep_up_are_asked_for_on_spot(gradient_s: float, machines: int) -> None:
+def test_moving_policy_orders_as_many_spot_machines_as_keep_up(
+    gradient_s: float, machines: int
+) -> None:
     first = policy().reconsider(seen(left(6400), gradient_s), None)
     assert asked(first) == {"spot": machines}
     assert first.plan.feasible
     assert first.plan.expected_runtime_s == pytest.approx(6400, rel=0.02)
 
 
-def test_a_lost_machine_is_waited_for_as_long_as_another_can_come_in_time() -> None:
+def test_lost_machine_is_awaited_while_a_replacement_can_be_in_time() -> None:
     first = policy().reconsider(seen(left(6400)), None)
 
     def at(lag_s: float, **machines: tuple[int, int]) -> dict[str, int]:
@@ -79,9 +81,7 @@ def test_a_lost_machine_is_waited_for_as_long_as_another_can_come_in_time() -> N
     assert at(50, spot=(0, 1), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
 
 
-def test_where_no_loss_can_be_borne_machines_are_on_demand_and_spot_goes_when_they_are_ready() -> (
-    None
-):
+def test_spot_is_replaced_by_on_demand_if_no_loss_is_tolerable() -> None:
     first = policy(60.0).reconsider(seen(left(6400)), None)
     assert asked(first) == {"on-demand": 1}
     coming = seen(left(3000), spot=(1, 0), on_demand=(0, 1))
@@ -90,14 +90,14 @@ def test_where_no_loss_can_be_borne_machines_are_on_demand_and_spot_goes_when_th
     assert asked(policy(60.0).reconsider(ready, first)) == {"on-demand": 1}
 
 
-def test_before_an_end_without_time_for_another_loss_machines_are_on_demand() -> None:
+def test_machines_are_on_demand_near_the_end_without_time_for_a_loss() -> None:
     first = policy().reconsider(seen(left(6400)), None)
     late = policy().reconsider(seen(left(100, slack_s=40), spot=(1, 0)), first)
     early = policy().reconsider(seen(left(3000, slack_s=40), spot=(1, 0)), first)
     assert (asked(late), asked(early)) == ({"spot": 1, "on-demand": 1}, {"spot": 1})
 
 
-def test_what_has_waited_too_long_is_worked_off_by_more_machines_in_a_machines_life() -> None:
+def test_excessive_lag_is_worked_off_by_more_machines() -> None:
     waiting = (MAX_LAG_S + 2 * 900.0) / INTERVAL_S
     more = policy().reconsider(seen(left(6400), waiting=waiting), None)
     capacity = update_capacity_per_s(np.array([float(more.spot)]), GROUP_SIZE, FAST_S)
@@ -105,7 +105,7 @@ def test_what_has_waited_too_long_is_worked_off_by_more_machines_in_a_machines_l
     assert asked(policy(None).reconsider(seen(left(6400), waiting=waiting), None)) == {"spot": 1}
 
 
-def test_a_backlog_that_has_arrived_is_worked_off_by_the_deadline() -> None:
+def test_arrived_backlog_is_worked_off_by_the_deadline() -> None:
     job = replace(left(6400), deadline_s=1000.0)
     late = policy(None).reconsider(seen(job), None)
     assert (late.plan.feasible, late.plan.binding) == (False, "infeasible")
@@ -114,12 +114,12 @@ def test_a_backlog_that_has_arrived_is_worked_off_by_the_deadline() -> None:
     assert soon.spot > 6
 
 
-def test_gradients_too_slow_for_any_number_of_machines_are_reported() -> None:
+def test_gradients_too_slow_for_any_fleet_make_the_plan_infeasible() -> None:
     slow = policy().reconsider(seen(left(6400), 1.0), None)
     assert (slow.plan.feasible, slow.on_demand) == (False, GROUP_SIZE)
 
 
-def test_reliable_machines_work_in_the_place_of_spot_ones() -> None:
+def test_reliable_machines_replace_spot_machines() -> None:
     assert asked(policy(reliable=1).reconsider(seen(left(6400), SLOW_S), None)) == {
         "spot": 3,
         "on-demand": 1,
@@ -127,7 +127,7 @@ def test_reliable_machines_work_in_the_place_of_spot_ones() -> None:
     assert asked(policy().reconsider(seen(left(6400), pools=(ALONE,)), None)) == {"on-demand": 1}
 
 
-def test_machines_of_another_speed_are_as_many_as_their_speed_asks_for() -> None:
+def test_faster_machines_are_ordered_in_smaller_numbers() -> None:
     fast = replace(SPOT, name="fast", speed=2.0)
     assert asked(policy().reconsider(seen(left(6400), SLOW_S, (ALONE, fast)), None)) == {"fast": 2}
     first = policy().reconsider(seen(left(6400), SLOW_S), None)
@@ -204,7 +204,7 @@ class SimulatedJob:
     st.floats(100.0, 400.0),
     st.lists(st.tuples(st.floats(0.0, 2000.0), st.integers(1, 5)), max_size=16),
 )
-def test_no_losses_of_spot_machines_make_records_wait_longer(
+def test_lag_stays_within_its_maximum_under_any_spot_losses(
     gradient_s: float, max_lag_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
     simulated = SimulatedJob(gradient_s, max_lag_s, slack_s=1000.0)
@@ -224,7 +224,7 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
     20.0,
     [(70.0, 2), (240.0, 4), (490.0, 3), (500.0, 3), (1569.3, 4), (1570.0, 1), (1960.0, 5)],
 )
-def test_no_losses_of_spot_machines_make_it_late(
+def test_deadline_is_met_under_any_spot_losses(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
     """A slack that is shorter than the recovery from a loss is not always kept."""

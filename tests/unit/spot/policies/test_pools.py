@@ -62,7 +62,7 @@ PLENTY, ENOUGH = hours(3600, 7200), hours(3600, 3800)
 
 
 @given(st.integers(1, 80), st.floats(0.02, 1.0), st.integers(1, 64), st.integers(0, 20))
-def test_streams_served_on_average_are_those_of_the_binomial_law(
+def test_expected_serving_approximates_the_binomial_distribution(
     machines: int, share: float, streams: int, certain: int
 ) -> None:
     law = distribution_of_running(machines, share)
@@ -70,7 +70,7 @@ def test_streams_served_on_average_are_those_of_the_binomial_law(
     assert expected_serving(machines, share, streams, certain) == pytest.approx(exact, abs=0.12)
 
 
-def test_the_first_machines_are_of_the_pool_whose_ready_second_is_cheapest() -> None:
+def test_first_machines_are_of_the_pool_with_the_cheapest_ready_second() -> None:
     first = decide(PLENTY)
     assert asked(first) == {"a": STREAMS}
     assert first.counted
@@ -81,7 +81,7 @@ def test_the_first_machines_are_of_the_pool_whose_ready_second_is_cheapest() -> 
     assert asked(decide(PLENTY, None, *short_lives)).keys() == {"b"}
 
 
-def test_a_ready_second_costs_start_up_billing_and_transfer_over_speed() -> None:
+def test_ready_usd_per_s_includes_start_up_billing_and_speed() -> None:
     pool = Pool("p", 3.6, 0.5, 1800.0, 2.0, start_up_s=90.0, billing=BY_NAME["ec2"])
     paid = pool.billing.paid_share(900.0)
     assert ready_usd_per_s(pool) == pytest.approx(0.001 * paid * np.exp(0.1) / 2)
@@ -89,23 +89,23 @@ def test_a_ready_second_costs_start_up_billing_and_transfer_over_speed() -> None
     assert ready_usd_per_s(Pool("p", 3.6)) == pytest.approx(0.001)
 
 
-def test_nothing_changes_while_all_run() -> None:
+def test_decision_stays_while_all_machines_run() -> None:
     first = decide(PLENTY)
     assert decide(PLENTY, first, a=(10, 0), b=(0, 0)) is first
 
 
-def test_more_spot_machines_than_streams_run_where_some_always_start() -> None:
+def test_spot_machines_exceed_streams_if_some_are_always_starting() -> None:
     starting = replace(A, start_up_s=100.0), replace(B, start_up_s=100.0)
     more = asked(decide(hours(36_000, 37_500), None, *starting))
     assert 10 < more["a"] <= 15
 
 
-def test_a_lost_machine_is_asked_for_in_another_pool_at_once() -> None:
+def test_lost_machine_is_ordered_in_another_pool_immediately() -> None:
     first = decide(PLENTY)
     assert asked(decide(PLENTY, first, a=(7, 0), b=(0, 0))) == {"a": 7, "b": 3}
 
 
-def test_pools_are_tried_one_after_the_other_and_then_all_at_once() -> None:
+def test_pools_are_tried_in_turn_and_then_all_at_once() -> None:
     pools = A, B, Pool("c", 0.12, 0.9)
     none = {"a": (0, 0), "b": (0, 0), "c": (0, 0)}
     first = decide(PLENTY, None, *pools)
@@ -116,16 +116,16 @@ def test_pools_are_tried_one_after_the_other_and_then_all_at_once() -> None:
     assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
-    # Two pools have capacity again: the machines of the dearer one are released.
+    # Two pools have capacity again: the machines of the more expensive one are released.
     assert asked(decide(PLENTY, everywhere, *pools, a=(0, 0), b=(0, 10), c=(0, 10))) == {"b": 10}
 
 
-def test_machines_that_are_too_many_are_given_back_the_dearest_first() -> None:
+def test_surplus_machines_are_released_most_expensive_first() -> None:
     first = decide(PLENTY)
     assert asked(decide(PLENTY, first, a=(8, 0), b=(3, 2))) == {"a": 8, "b": 2}
 
 
-def test_a_machine_on_demand_for_each_lost_one_is_for_pools_that_are_gone_as_a_whole() -> None:
+def test_on_demand_substitutes_are_only_for_completely_lost_pools() -> None:
     soon_lost = tuple(replace(pool, cycle_s=600.0, start_up_s=80.0) for pool in (A, B))
     job = hours(3600, 3740)
     first = decide(job, None, *soon_lost)
@@ -135,7 +135,7 @@ def test_a_machine_on_demand_for_each_lost_one_is_for_pools_that_are_gone_as_a_w
     assert (some_of_each.on_demand, one_of_them.on_demand) == (0, 2)
 
 
-def test_pools_of_one_price_share_machines() -> None:
+def test_pools_of_equal_price_share_machines() -> None:
     alike = A, replace(A, name="b"), replace(A, name="c")
     first = decide(PLENTY, None, *alike)
     assert asked(first) == {"a": 4, "b": 3, "c": 3}
@@ -143,14 +143,14 @@ def test_pools_of_one_price_share_machines() -> None:
     assert asked(lost) == {"a": 6, "b": 1, "c": 4}
 
 
-def test_capacity_limits_what_is_asked_for() -> None:
+def test_orders_are_limited_by_the_capacity_of_a_pool() -> None:
     small = replace(A, capacity=4)
     first = decide(PLENTY, None, small, B)
     assert asked(first) == {"a": 4}
     assert asked(decide(PLENTY, first, small, B, a=(4, 0), b=(0, 0))) == {"a": 4, "b": 6}
 
 
-def test_on_demand_machines_do_what_spot_cannot_by_the_deadline() -> None:
+def test_on_demand_machines_are_added_if_spot_misses_the_deadline() -> None:
     scarce = Pool("a", 0.1, 0.4)
     first = decide(ENOUGH, None, scarce)
     later = decide(ENOUGH, first, scarce, a=(6, 0), on_demand=(0, 0))
@@ -159,7 +159,7 @@ def test_on_demand_machines_do_what_spot_cannot_by_the_deadline() -> None:
     assert decide(PLENTY, later, scarce, a=(6, 0), on_demand=(3, 0)).on_demand == 0
 
 
-def test_where_all_are_gone_it_waits_while_there_is_time_and_no_longer() -> None:
+def test_job_without_machines_waits_for_spot_while_time_allows() -> None:
     gone, job = {"a": (0, 0)}, hours(3600, 20_000)
     first = decide(job, None, A)
     assert asked(decide(job, first, A, **gone)) == {"a": 10} == asked(first)
@@ -172,7 +172,7 @@ def test_where_all_are_gone_it_waits_while_there_is_time_and_no_longer() -> None
     assert (comes.on_demand, works.on_demand) == (10, 0)
 
 
-def test_a_reserve_that_is_used_up_is_made_good_by_machines_that_cannot_be_lost() -> None:
+def test_on_demand_machines_increase_as_the_reserve_runs_out() -> None:
     starting = replace(ON_DEMAND_POOL, start_up_s=90.0), A
     policy, there = Pools(), {"a": (10, 0), "on-demand": (0, 0)}
     on_demand = [
@@ -186,7 +186,7 @@ def test_a_reserve_that_is_used_up_is_made_good_by_machines_that_cannot_be_lost(
     assert on_demand[-1] == STREAMS
 
 
-def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> None:
+def test_on_demand_substitutes_stay_until_spot_machines_are_ready() -> None:
     lost, first = {"a": (0, 0)}, decide(PLENTY, None, A)
     stands_in = decide(hours(3600, 3650), first, A, **lost)
     assert stands_in.on_demand == STREAMS
@@ -197,7 +197,7 @@ def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> 
     assert decide(hours(10, 5000), stands_in, A, a=(10, 0), **there).on_demand == 0
 
 
-def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> None:
+def test_reserve_covers_more_losses_than_expected() -> None:
     # Ten hours of work in lives of one hour: ten losses are expected, and twenty are tolerated.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
@@ -208,7 +208,7 @@ def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> Non
         assert Pools().reconsider(situation, first).on_demand == on_demand
 
 
-def test_what_is_refused_on_demand_makes_the_plan_infeasible_until_it_is_given() -> None:
+def test_refused_on_demand_order_makes_the_plan_infeasible_until_filled() -> None:
     job, lost = hours(3600, 3615), {"a": (0, 0)}
     first = decide(PLENTY, None, A)
     wanted = decide(job, first, A, **lost, on_demand=(0, 0))
@@ -219,20 +219,20 @@ def test_what_is_refused_on_demand_makes_the_plan_infeasible_until_it_is_given()
     assert asked(refused) == asked(wanted)
 
 
-def test_a_pool_that_is_dearer_or_too_slow_for_its_stream_is_not_used() -> None:
+def test_pool_that_is_too_expensive_or_too_slow_is_not_used() -> None:
     dear, slow = Pool("a", 0.3, 0.9), Pool("a", 0.01, 0.9, speed=1e-5)
     assert asked(decide(PLENTY, None, dear)) == {"on-demand": STREAMS}
     assert asked(decide(PLENTY, None, slow)) == {"on-demand": STREAMS}
     assert asked(Pools().reconsider(seen(PLENTY, (ON_DEMAND_POOL,)), None)) == {"on-demand": 10}
 
 
-def test_a_deadline_that_is_past_reach_is_reported() -> None:
+def test_unreachable_deadline_makes_the_plan_infeasible() -> None:
     late = decide(hours(3600, 3500), None, A)
     assert (late.plan.feasible, late.plan.binding) == (False, "infeasible")
     assert late.on_demand == STREAMS
 
 
-def test_where_records_may_wait_a_stream_gets_a_machine_on_demand_in_time_and_not_before() -> None:
+def test_lagging_stream_gets_on_demand_only_when_needed_for_max_lag() -> None:
     pools = replace(ON_DEMAND_POOL, start_up_s=69.0), A
     policy, job = Pools(max_lag_s=300.0), hours(3600, 7200)
 
@@ -259,7 +259,7 @@ def test_where_records_may_wait_a_stream_gets_a_machine_on_demand_in_time_and_no
     assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
     assert on_demand([], (1, 0)) == 1
     assert on_demand([100.0], (1, 0), behind_s=215.0) == 1
-    assert on_demand([], (1, 0), behind_s=215.0) == 1  # not all is worked off
+    assert on_demand([], (1, 0), behind_s=215.0) == 1  # some lag remains
     assert on_demand([100.0, 100.0], left=hours(60, 80)) == 2  # the deadline bounds it, too
 
 

@@ -31,7 +31,7 @@ def measure(times: RoundTimes, workers: int, updates: int = 400, *, backlog: boo
         times.observe(fleet, version, GRADIENT_S, version * each_s, backlog=backlog)
 
 
-def test_of_one_number_of_workers_all_is_taken_to_be_done_for_each() -> None:
+def test_times_of_one_fleet_size_are_taken_as_cost_per_worker() -> None:
     times = RoundTimes()
     assert times.update_s(24, GRADIENT_S) is None
     measure(times, 24)
@@ -41,7 +41,7 @@ def test_of_one_number_of_workers_all_is_taken_to_be_done_for_each() -> None:
     assert found(12) == pytest.approx(2 * GRADIENT_S + (ONCE_S + 24 * EACH_S) / 2)
 
 
-def test_of_two_what_is_done_once_is_distinguished() -> None:
+def test_times_of_two_fleet_sizes_separate_the_fixed_cost() -> None:
     times = RoundTimes()
     measure(times, 24)
     measure(times, 12)
@@ -51,7 +51,7 @@ def test_of_two_what_is_done_once_is_distinguished() -> None:
         assert found(workers) == pytest.approx(update_s(workers))
 
 
-def test_updates_that_wait_for_records_or_were_read_together_are_not_measured() -> None:
+def test_updates_without_a_backlog_or_in_bulk_are_not_measured() -> None:
     times = RoundTimes()
     measure(times, 24, backlog=False)
     for version in range(0, 10_000, 1_000):
@@ -61,26 +61,26 @@ def test_updates_that_wait_for_records_or_were_read_together_are_not_measured() 
     assert times.update_s(24, GRADIENT_S) is None
 
 
-def test_a_fleet_or_a_job_that_goes_back_is_measured_anew() -> None:
+def test_change_of_fleet_or_rollback_restarts_the_measurement() -> None:
     times = RoundTimes()
     for version, workers in ((0, 4), (UPDATES, 5), (1, 5), (UPDATES, 5)):
         times.observe(FleetSize(workers, 24), version, 0.0, version * WINDOW_S, backlog=True)
     assert times.update_s(24, GRADIENT_S) is None
 
 
-def test_time_times_cost_is_what_counts() -> None:
+def test_workers_wanted_minimizes_time_times_cost() -> None:
     # 2 gradients per worker, and half of the messages.
     assert workers_wanted(update_s, 24, 24) == 12
     assert workers_wanted(lambda p: update_s(p, 2), 24, 24) == 2
     assert workers_wanted(lambda p: ceil(24 / p) * GRADIENT_S, 4, 24) == 24
 
 
-def test_a_small_gain_moves_nothing() -> None:
+def test_small_gain_does_not_change_the_number_of_workers() -> None:
     assert workers_wanted(lambda p: {3: 0.913, 4: 0.8}.get(p, 9.0), 4, 4) == 4  # saves 2 %
     assert workers_wanted(lambda p: {3: 0.88, 4: 0.8}.get(p, 9.0), 4, 4) == 3  # saves 9 %
 
 
-def test_workers_that_keep_up_with_arrivals_stay() -> None:
+def test_workers_wanted_keeps_up_with_arrivals() -> None:
     slow_per_s, fast_per_s = 1 / update_s(12), 1 / update_s(24)
     assert workers_wanted(update_s, 24, 24, slow_per_s) == 12
     assert workers_wanted(update_s, 24, 24, fast_per_s) == 24
@@ -93,7 +93,7 @@ def test_workers_that_keep_up_with_arrivals_stay() -> None:
     st.integers(1, 40),
     *(st.floats(0, 1) for _ in range(3)),
 )
-def test_nothing_saves_more_than_the_number_wanted_but_a_little(
+def test_workers_wanted_is_within_5_percent_of_the_optimum(
     now: int, group_size: int, gradient_s: float, once_s: float, each_s: float
 ) -> None:
     def takes_s(workers: int) -> float:

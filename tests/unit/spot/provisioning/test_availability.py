@@ -46,11 +46,11 @@ def seen_at(found: Availability, now_s: float) -> tuple[object, object]:
     return found.availability(SPOT, now_s).value, found.cycle(SPOT, now_s).value
 
 
-def test_before_anything_was_seen_the_market_file_speaks() -> None:
+def test_availability_without_observations_is_that_of_the_market_file() -> None:
     assert seen_at(watched(), T0) == (pytest.approx(0.9), pytest.approx(100.0))
 
 
-def test_up_from_start_to_end_and_down_until_the_next_start() -> None:
+def test_slot_is_up_from_start_to_end_and_down_until_the_next_start() -> None:
     # up 100 s, preempted, down 20 s, up 30 s so far
     found = watched(
         ordered(1),
@@ -63,7 +63,7 @@ def test_up_from_start_to_end_and_down_until_the_next_start() -> None:
     assert seen_at(found, T0 + 150) == seen(130, 20, 1)
 
 
-def test_an_outage_under_way_counts_and_refusals_do_not_end_it() -> None:
+def test_ongoing_outage_counts_and_is_not_ended_by_refusals() -> None:
     found = watched(
         ordered(1),
         started(1, T0),
@@ -75,26 +75,26 @@ def test_an_outage_under_way_counts_and_refusals_do_not_end_it() -> None:
     assert seen_at(found, T0 + 130) == seen(100, 30, 1)
 
 
-def test_what_we_give_back_ourselves_is_no_outage() -> None:
+def test_released_machine_is_not_an_outage() -> None:
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "released"))
 
     assert seen_at(found, T0 + 500) == seen(100, 0, 0)
 
 
-def test_a_slot_that_moves_elsewhere_waits_for_spot_no_more() -> None:
+def test_outage_ends_when_the_slot_moves_to_another_pool() -> None:
     elsewhere: Planned = msgspec.structs.replace(planned(1, places=(0, 1, 1, 0)), at_s=T0 + 110)
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), elsewhere)
 
     assert seen_at(found, T0 + 500) == seen(100, 10, 1)
 
 
-def test_time_without_a_provisioner_says_nothing_of_the_market() -> None:
+def test_time_without_a_provisioner_does_not_count_as_outage() -> None:
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), lead(0, "c2"))
 
     assert seen_at(found, T0 + 500) == seen(100, 0, 1)
 
 
-def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
+def test_outage_ends_when_the_job_is_paused_or_settled() -> None:
     records = (ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"))
     paused = watched(*records)
     paused.unwanted(T0 + 110)
@@ -103,7 +103,7 @@ def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
     assert seen_at(paused, T0 + 500) == seen_at(over, T0 + 500) == seen(100, 10, 1)
 
 
-def test_a_market_file_that_is_sure_can_be_taught_otherwise() -> None:
+def test_availability_of_1_in_the_market_file_can_be_revised() -> None:
     sure = replace(SPOT, availability=1.0)
 
     assert 0.99 < float(watched().availability(sure, T0).value) < 1

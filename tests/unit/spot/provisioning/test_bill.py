@@ -98,7 +98,7 @@ def by_the_second(
     st.dictionaries(st.sampled_from("ab"), billings),
     st.randoms(use_true_random=False),
 )
-def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
+def test_bill_is_the_same_for_any_order_of_prices_and_machines(
     price_list: list[GivenPrice],
     ran: list[Ran],
     now_s: float,
@@ -124,7 +124,7 @@ def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
     assert bill.spent_usd(now_s) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_price_of_the_past_changes_what_was_summed_already() -> None:
+def test_late_price_changes_costs_already_summed() -> None:
     bill = Bill({})
     bill.price(A, 0.0, 3600.0)
     bill.started(1, A, 0.0)
@@ -136,7 +136,7 @@ def test_a_price_of_the_past_changes_what_was_summed_already() -> None:
     assert bill.spent_usd(20.0) == 15
 
 
-def test_a_price_before_the_first_one_holds_for_what_ended_earlier_still() -> None:
+def test_earliest_price_applies_to_machines_that_ended_before_it() -> None:
     bill = Bill({})
     bill.price(A, 100.0, 3600.0)
     bill.started(1, A, 0.0)
@@ -148,7 +148,7 @@ def test_a_price_before_the_first_one_holds_for_what_ended_earlier_still() -> No
     assert bill.spent_usd(20.0) == 20
 
 
-def test_an_end_without_a_start_costs_nothing() -> None:
+def test_end_without_a_start_costs_nothing() -> None:
     bill = Bill(MINIMUM)
     bill.price(A, 0.0, 3600.0)
     bill.ended(1, 10.0, "refused")
@@ -156,14 +156,14 @@ def test_an_end_without_a_start_costs_nothing() -> None:
     assert bill.spent_usd(100.0) == 0
 
 
-def test_a_curve_without_a_price_is_free() -> None:
+def test_price_curve_without_prices_costs_nothing() -> None:
     assert PriceCurve().cost_usd(0.0, 10.0) == 0
 
 
 @pytest.mark.parametrize(
     ("cause", "until_s"), [("preempted", 10.0), ("released", 60.0), ("failed", 60.0)]
 )
-def test_what_the_provider_takes_back_is_paid_to_the_moment(
+def test_only_a_preempted_machine_is_billed_without_the_minimum(
     cause: EndedBecause, until_s: float
 ) -> None:
     bill = Bill(MINIMUM)
@@ -191,7 +191,7 @@ def test_what_the_provider_takes_back_is_paid_to_the_moment(
         ("gce", [(0, 59, "preempted"), (0, 60, "preempted")], 0.158 / 60),
     ],
 )
-def test_a_bill_is_right_to_the_cent(
+def test_bill_agrees_with_manual_calculation(
     billing: str, lives: list[tuple[float, float, EndedBecause]], usd: float
 ) -> None:
     bill = Bill({"a": BY_NAME[billing]})
@@ -204,7 +204,7 @@ def test_a_bill_is_right_to_the_cent(
     assert bill.spent_usd(10_000.0) == pytest.approx(usd)
 
 
-def test_machines_of_one_pool_cost_what_their_own_type_and_zone_costs() -> None:
+def test_machines_of_a_pool_cost_the_price_of_their_type_and_zone() -> None:
     large, small = Offer("a", "c5.xlarge", "1a"), Offer("a", "c5.large", "1b")
     bill = Bill({})
     bill.price(A, 0.0, 0.05)

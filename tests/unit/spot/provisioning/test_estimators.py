@@ -72,14 +72,14 @@ def falling(updates: int) -> list[float]:
     return list(0.3 + 2.0 * np.exp(-np.arange(updates) / 442.0) + noise)
 
 
-def lived(estimator: Estimator, *records: PlanRecord) -> None:
+def feed_records(estimator: Estimator, *records: PlanRecord) -> None:
     ledger = FleetLedger()
     for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)
         estimator.fleet(record, ledger)
 
 
-def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
+def test_estimator_without_observations_reports_its_guesses() -> None:
     # 1000 updates of 40 records in 10,000 s are 4/s. Arrivals are assumed to be twice that.
     estimator = Estimator(SETTINGS)
 
@@ -98,11 +98,11 @@ def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("made", [600, 900])
-def test_the_losses_say_how_many_updates_are_left_to_a_loss(made: int) -> None:
+def test_updates_to_loss_comes_from_the_loss_curve(made: int) -> None:
     assert to_loss(falling(made)).updates_to_loss() == pytest.approx(1029 - made, abs=0.1 * 1029)
 
 
-def test_between_two_fits_the_updates_made_are_taken_off() -> None:
+def test_updates_to_loss_falls_with_each_update_between_fits() -> None:
     estimator = to_loss(falling(900))
     before = estimator.updates_to_loss()
     assert before is not None
@@ -111,25 +111,25 @@ def test_between_two_fits_the_updates_made_are_taken_off() -> None:
     assert estimator.updates_to_loss() == before - 5
 
 
-def test_at_the_loss_it_is_as_many_as_the_mean_still_lags_behind() -> None:
+def test_updates_to_loss_at_the_target_is_half_the_window() -> None:
     assert to_loss(falling(1400)).updates_to_loss() == LOSS_WINDOW / 2
 
 
 @pytest.mark.parametrize(
     "losses", [[], falling(29), falling(60), [1.0] * 500, list(np.linspace(1, 2, 500))]
 )
-def test_losses_that_do_not_say_yet_are_not_believed(losses: list[float]) -> None:
+def test_updates_to_loss_is_unknown_for_unclear_losses(losses: list[float]) -> None:
     estimator = to_loss(losses)
 
     assert estimator.updates_to_loss() is None
     assert "loss" in estimator.guesses(T0)
 
 
-def test_a_loss_that_is_never_reached_is_no_number_of_updates() -> None:
+def test_updates_to_loss_is_unknown_for_an_unreachable_loss() -> None:
     assert to_loss(falling(2000), loss=0.1).updates_to_loss() is None
 
 
-def test_losses_that_a_leader_took_back_do_not_count() -> None:
+def test_updates_to_loss_excludes_losses_taken_back_by_a_leader() -> None:
     losses = falling(1600)
     estimator, faithful = to_loss(losses), to_loss(losses[:800])
     estimator.updates([(1601, Lead(0, ModelId(0, 800), "d", 1601))], T0)
@@ -139,7 +139,7 @@ def test_losses_that_a_leader_took_back_do_not_count() -> None:
     assert value == pytest.approx(expected, rel=0.1)
 
 
-def test_a_job_without_a_loss_to_stop_at_fits_none() -> None:
+def test_updates_to_loss_is_unknown_for_a_job_without_a_loss() -> None:
     estimator = to_loss(falling(900))
     estimator.settings = SETTINGS
 
@@ -147,13 +147,13 @@ def test_a_job_without_a_loss_to_stop_at_fits_none() -> None:
     assert "loss" not in estimator.guesses(T0)
 
 
-def test_without_a_goal_it_guesses_a_batch_a_second_of_each_slot() -> None:
+def test_arrivals_without_a_goal_are_one_batch_per_second_and_slot() -> None:
     endless = replace(SETTINGS, updates=None)
 
     assert float(Estimator(endless).arrivals(T0).value) == 40.0
 
 
-def test_arrivals_of_the_whole_job_count_whoever_reads_them() -> None:
+def test_arrivals_count_the_records_of_all_workers() -> None:
     # Two streams of 20/s and 5/s. Two workers claim their batches in turn.
     estimator = Estimator(SETTINGS)
     fast = batches(80, 20.0, worker="digits-w0-1")
@@ -168,7 +168,7 @@ def test_arrivals_of_the_whole_job_count_whoever_reads_them() -> None:
     assert belief.low < 25 < belief.high
 
 
-def test_the_first_batches_are_of_some_streams_only() -> None:
+def test_arrivals_are_unknown_after_the_first_batches() -> None:
     estimator = Estimator(SETTINGS)
     estimator.claims(batches(7, 100.0), T0 + 1)
 
@@ -176,7 +176,7 @@ def test_the_first_batches_are_of_some_streams_only() -> None:
     assert float(estimator.arrivals(T0 + 1).value) == pytest.approx(8.0)
 
 
-def test_a_claim_that_comes_twice_or_overlaps_counts_once() -> None:
+def test_repeated_or_overlapping_claim_counts_once() -> None:
     once, twice = Estimator(SETTINGS), Estimator(SETTINGS)
     claims = batches(20, 10.0)
     once.claims(claims, T0 + 20)
@@ -187,7 +187,7 @@ def test_a_claim_that_comes_twice_or_overlaps_counts_once() -> None:
     assert twice.arrivals(T0 + 20).value == once.arrivals(T0 + 20).value
 
 
-def test_each_slot_has_its_own_rate_where_streams_wait() -> None:
+def test_each_slot_has_its_own_rate_with_held_streams() -> None:
     estimator = Estimator(HOLD)
     estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
     estimator.claims(batches(20, 5.0, worker="digits-w3", partition=1), T0 + 40)
@@ -196,13 +196,14 @@ def test_each_slot_has_its_own_rate_where_streams_wait() -> None:
     rates = estimator.rates_per_s(T0 + 40)
     assert rates[0] == pytest.approx(20.0, rel=0.05)
     assert rates[3] == pytest.approx(5.0, rel=0.2)
-    assert rates[1] == rates[2] == pytest.approx(12.5, rel=0.1)  # unheard of: as the others
+    # Slots without observations have the mean rate of the others.
+    assert rates[1] == rates[2] == pytest.approx(12.5, rel=0.1)
 
 
-def test_a_worker_that_is_away_does_not_make_its_stream_slow() -> None:
+def test_rate_of_a_slot_is_kept_after_its_machine_ended() -> None:
     present, away = Estimator(HOLD), Estimator(HOLD)
     for estimator in (present, away):
-        lived(estimator, ordered(1), started(1))
+        feed_records(estimator, ordered(1), started(1))
         estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
     ledger = fold([lead(), ordered(1), started(1), ended(1, T0 + 40)])
     away.fleet(ended(1, T0 + 40), ledger)
@@ -211,7 +212,7 @@ def test_a_worker_that_is_away_does_not_make_its_stream_slow() -> None:
     assert present.rates_per_s(T0 + 400)[0] < 5  # there, and silent
 
 
-def test_gradients_are_timed_by_the_updates() -> None:
+def test_gradient_time_comes_from_the_updates() -> None:
     estimator = audited(*(update(n, gradient_s=0.2 + 0.1 * (n % 2)) for n in range(1, 9)))
 
     gradient = estimator.believed(T0)["gradient_s"]
@@ -220,13 +221,13 @@ def test_gradients_are_timed_by_the_updates() -> None:
     assert "gradient" not in estimator.guesses(T0)
 
 
-def test_a_single_time_is_known_as_well_as_its_size() -> None:
+def test_single_gradient_time_has_a_deviation_of_its_own_size() -> None:
     gradient = audited(update(1, gradient_s=0.2)).believed(T0)["gradient_s"]
 
     assert (gradient.value, gradient.std) == (0.2, 0.2)
 
 
-def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> None:
+def test_gradient_time_is_normalized_to_the_first_pool() -> None:
     # A gradient takes 0.2 s in the first pool. A machine twice as fast made half of the batches.
     fast = replace(SETTINGS.pools[1], speed=2.0)
     estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], fast)))
@@ -242,7 +243,7 @@ def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> 
     assert estimator.gradient(T0).value == pytest.approx(0.2)
 
 
-def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> None:
+def test_speed_of_a_pool_is_corrected_by_observations() -> None:
     # The market file says twice as fast, but it is half as fast: 0.2 s on demand, 0.4 s there.
     slow = replace(SETTINGS.pools[1], speed=2.0)
     estimator = Estimator(replace(SETTINGS, pools=(SETTINGS.pools[0], slow)))
@@ -265,21 +266,21 @@ def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> No
     assert estimator.gradient(T0 + 800).value == pytest.approx(0.2, rel=0.2)
 
 
-def test_updates_that_say_no_time_leave_it_a_guess() -> None:
+def test_gradient_time_stays_a_guess_if_updates_have_none() -> None:
     estimator = audited(update(1), update(2))
 
     assert (estimator.version, estimator.samples) == (2, 80)
     assert "a gradient for" in estimator.guesses(T0)
 
 
-def test_a_new_leader_takes_updates_and_their_samples_back() -> None:
+def test_lead_takes_back_updates_and_their_samples() -> None:
     taken_back = Lead(0, ModelId(0, 1), "c2", 4)
     estimator = audited(update(1), update(2), update(3), taken_back, update(2, epoch=4))
 
     assert (estimator.version, estimator.samples) == (2, 80)
 
 
-def test_updates_by_a_rule_count_by_the_k_of_the_job() -> None:
+def test_updates_by_a_rule_count_as_equivalents_of_the_jobs_k() -> None:
     half = with_(update(2), equivalent=1.5)
     estimator = audited(update(1), half, with_(update(3), equivalent=2.0))
     assert (estimator.version, estimator.progress) == (3, 2.0)
@@ -288,16 +289,16 @@ def test_updates_by_a_rule_count_by_the_k_of_the_job() -> None:
     assert (estimator.version, estimator.progress) == (2, 1.5)
 
 
-def test_updates_are_read_once() -> None:
+def test_repeated_update_is_ignored() -> None:
     estimator = audited(update(1))
     estimator.updates([(1, update(1))], T0)
 
     assert estimator.samples == 40
 
 
-def test_pools_have_prices_of_now_and_availability_as_it_was_seen() -> None:
+def test_pools_have_current_prices_and_observed_availability() -> None:
     estimator = Estimator(SETTINGS)
-    lived(estimator, ordered(1), started(1), ended(1, T0 + 1, "preempted"))
+    feed_records(estimator, ordered(1), started(1), ended(1, T0 + 1, "preempted"))
 
     on_demand, spot = estimator.pools({**PRICES, "spot": 0.7}, T0 + 200)
 
@@ -308,7 +309,7 @@ def test_pools_have_prices_of_now_and_availability_as_it_was_seen() -> None:
     assert estimator.pools(PRICES, T0 + 900) == estimator.pools(PRICES, T0 + 200)
 
 
-def test_transfer_is_what_was_measured() -> None:
+def test_transfer_comes_from_measured_updates() -> None:
     formula = replace(SETTINGS, update_mb=8.0)
     records = [with_(update(1), moved=2_000_000), update(2), with_(update(3), moved=2_000_000)]
 
@@ -329,13 +330,13 @@ def test_transfer_is_what_was_measured() -> None:
     assert now.gb_per_hour == pytest.approx(before.gb_per_hour / 4)
 
 
-def test_an_update_of_another_k_counts_by_its_share() -> None:
+def test_transfer_of_an_update_of_another_k_is_scaled() -> None:
     half = Synchrony(group_size=SETTINGS.group_size // 2)
     estimator = audited(with_(update(1), moved=1_000_000, synchrony=half, equivalent=0.5))
     assert estimator.update_mb == pytest.approx(2.0)
 
 
-def test_transfer_follows_what_compression_makes_of_it() -> None:
+def test_transfer_follows_a_change_of_compression() -> None:
     sizes = [8_000_000] * 300 + [1_000_000] * 700
     records = [with_(update(version), moved=moved) for version, moved in enumerate(sizes, 1)]
     assert audited(*records).update_mb == pytest.approx(1.0, rel=0.1)

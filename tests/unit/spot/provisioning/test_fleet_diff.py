@@ -21,7 +21,7 @@ from tests.unit.spot.provisioning.examples import T0, ended, machine, started
 POOLS = ("on-demand", "spot", "other")
 
 
-def test_a_decision_wants_one_machine_a_slot() -> None:
+def test_desired_machines_has_one_machine_per_used_slot() -> None:
     all_desired = desired_machines((1, 0, -1, 1), POOLS)
 
     assert all_desired == (
@@ -31,7 +31,7 @@ def test_a_decision_wants_one_machine_a_slot() -> None:
     )
 
 
-def test_what_is_there_and_wanted_stays() -> None:
+def test_reconcile_keeps_machines_that_are_desired() -> None:
     steps = reconcile(
         [DesiredMachine(0, "spot"), DesiredMachine(1, "spot")], [machine(1), machine(2, slot=1)]
     )
@@ -39,7 +39,7 @@ def test_what_is_there_and_wanted_stays() -> None:
     assert steps == ((), ())
 
 
-def test_a_slot_that_moves_is_empty_in_between() -> None:
+def test_reconcile_orders_for_a_moving_slot_after_its_release() -> None:
     moving = machine(1, pool="spot")
 
     assert reconcile([DesiredMachine(0, "on-demand")], [moving]) == ((), (moving,))
@@ -49,13 +49,13 @@ def test_a_slot_that_moves_is_empty_in_between() -> None:
     )
 
 
-def test_of_two_the_one_that_runs_stays() -> None:
+def test_reconcile_keeps_the_running_one_of_two_machines() -> None:
     coming, runs = machine(1, runs=False), machine(2)
 
     assert reconcile([DesiredMachine(0, "spot")], [coming, runs]).release == (coming,)
 
 
-def test_what_nobody_wants_is_given_back_and_nothing_is_ordered_that_may_not_be() -> None:
+def test_reconcile_releases_unwanted_machines_and_skips_blocked_orders() -> None:
     extra = machine(1, slot=7)
 
     assert reconcile([DesiredMachine(0, "spot")], [extra], lambda _: False) == ((), (extra,))
@@ -66,7 +66,7 @@ open_machines = st.lists(st.tuples(slots, st.sampled_from(POOLS), st.booleans())
 
 
 @given(st.lists(st.integers(-1, 2), min_size=4, max_size=4), open_machines)
-def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
+def test_reconcile_reaches_the_desired_machines_in_two_steps(
     places: list[int], there: list[tuple[int, str, bool]]
 ) -> None:
     all_desired = desired_machines(places, POOLS)
@@ -87,7 +87,7 @@ def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
 
 
 @pytest.mark.parametrize(("mode", "name"), [("hold", "digits-w3"), ("reassign", "digits-w3-17")])
-def test_a_worker_is_named_for_life_where_its_stream_waits_for_it(mode: str, name: str) -> None:
+def test_worker_name_includes_the_launch_only_with_reassignment(mode: str, name: str) -> None:
     assert worker_name("digits", 3, 17, mode) == name  # type: ignore[arg-type]  # two words
 
 
@@ -100,7 +100,7 @@ def refuse(backoff: Backoff, at_s: float, slot: int = 0) -> float:
     return backoff.until_s(DesiredMachine(slot, "spot")) - at_s
 
 
-def test_a_pool_that_refuses_is_tried_later_and_later() -> None:
+def test_backoff_after_refusals_doubles() -> None:
     backoff, at_s, waits = Backoff(), T0, []
     for _ in range(8):
         waits.append(refuse(backoff, at_s))
@@ -111,7 +111,7 @@ def test_a_pool_that_refuses_is_tried_later_and_later() -> None:
     assert backoff.until_s(DesiredMachine(0, "on-demand")) < T0
 
 
-def test_refusals_of_one_round_are_one() -> None:
+def test_refusals_of_one_round_count_once() -> None:
     backoff = Backoff()
     for slot in range(5):
         assert refuse(backoff, T0, slot) == 1
@@ -121,7 +121,7 @@ def test_refusals_of_one_round_are_one() -> None:
     assert backoff.due(T0 + 1) == float("inf")
 
 
-def test_a_machine_that_starts_ends_the_waiting() -> None:
+def test_started_machine_resets_the_backoff() -> None:
     backoff = Backoff()
     refuse(backoff, T0)
     refuse(backoff, T0 + 1)
@@ -131,7 +131,7 @@ def test_a_machine_that_starts_ends_the_waiting() -> None:
     assert refuse(backoff, T0 + 100) == 1
 
 
-def test_a_slot_whose_machines_fail_at_once_is_tried_later_and_later() -> None:
+def test_backoff_of_a_slot_doubles_if_machines_fail_at_once() -> None:
     backoff, at_s, waits = Backoff(), T0, []
     for launch in range(1, 5):
         backoff.feed(started(launch, at_s), machine(launch))
@@ -154,7 +154,7 @@ def test_a_slot_whose_machines_fail_at_once_is_tried_later_and_later() -> None:
 SPOT, ALONE = Offer("spot"), Offer("on-demand")
 
 
-def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
+def test_reconcile_counted_orders_only_missing_machines() -> None:
     there = [machine(1, None), machine(2, None, runs=False)]
 
     steps = reconcile_counted({SPOT: 3, ALONE: 1}, there)
@@ -165,7 +165,7 @@ def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
     )
 
 
-def test_of_too_many_those_go_first_that_serve_nobody_and_then_the_newest() -> None:
+def test_reconcile_counted_releases_idle_and_then_newest_machines() -> None:
     spot = [machine(n, None) for n in (1, 2, 3)]
     serving, spare = machine(4, 0, "on-demand"), machine(5, None, "on-demand")
 
@@ -175,7 +175,7 @@ def test_of_too_many_those_go_first_that_serve_nobody_and_then_the_newest() -> N
     assert sorted(each.launch for each in steps.release) == [3, 5]
 
 
-def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers() -> None:
+def test_reconcile_counted_releases_machines_of_other_offers() -> None:
     there = [machine(1, None), machine(2, None, runs=False)]
     large = Offer("spot", "c5.large", bid_usd_per_hour=0.1)
 
@@ -185,7 +185,7 @@ def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers
     assert steps.release == tuple(there)
 
 
-def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
+def test_reconcile_counted_does_not_reorder_lost_bids() -> None:
     bid = SPOT._replace(bid_usd_per_hour=0.1)
     desired = DesiredMachine(None, "spot", offer=bid)
 
@@ -193,7 +193,7 @@ def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
     assert reconcile_counted({bid: 3}, [], gone_bids={bid: 5}).order == ()
 
 
-def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
+def test_backoff_does_not_depend_on_the_bid() -> None:
     backoff, failed = Backoff(), machine(1, None)
     failed.asked = SPOT._replace(bid_usd_per_hour=0.1)
     backoff.feed(started(1), failed)
@@ -206,7 +206,7 @@ def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
     assert backoff.refusing(T0 + 6) == frozenset()
 
 
-def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> None:
+def test_machine_whose_worker_left_is_replaced_and_later_released() -> None:
     left = machine(1, 0)
     left.left_s = T0
     desired = DesiredMachine(None, "spot", offer=SPOT)
@@ -215,7 +215,7 @@ def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> N
     assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 150) == ((desired,), (left,))
 
 
-def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:
+def test_early_failure_backs_off_that_kind_of_machine() -> None:
     backoff, desired = Backoff(), DesiredMachine(None, "spot", offer=SPOT)
     backoff.feed(started(1), machine(1, None))
     backoff.feed(ended(1, T0 + 5, "failed"), machine(1, None))

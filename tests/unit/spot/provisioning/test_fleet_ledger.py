@@ -45,7 +45,7 @@ def settled(term: int = 0) -> Settled:
     return Settled(term, T0, "done", 1.0, 2.0, None)
 
 
-def test_what_a_former_provisioner_writes_is_void() -> None:
+def test_records_of_a_former_term_are_void() -> None:
     # offset   0          1          2          3          4
     # record   Lead(-1)  Ordered 1  Lead(0)   Ordered 2  Ordered 2
     #          c1        of 0       c2        of 0       of 2
@@ -57,13 +57,13 @@ def test_what_a_former_provisioner_writes_is_void() -> None:
     assert [(rented.launch, rented.slot) for rented in ledger.open] == [(1, 0), (2, 2)]
 
 
-def test_of_two_candidates_the_first_counts() -> None:
+def test_first_of_two_candidates_counts() -> None:
     ledger = fold([lead(), lead(-1, "c2")])
 
     assert ledger.term == 0
 
 
-def test_launches_are_numbered_without_gaps_and_each_counts_once() -> None:
+def test_launches_are_numbered_without_gaps_and_count_once() -> None:
     ledger = fold([lead()])
 
     assert not ledger.feed(1, ordered(2))
@@ -73,7 +73,7 @@ def test_launches_are_numbered_without_gaps_and_each_counts_once() -> None:
     assert {n: rented.slot for n, rented in ledger.machines.items()} == {1: 3, 2: 0}
 
 
-def test_a_machine_starts_once_and_ends_once_and_never_comes_back() -> None:
+def test_machine_starts_once_and_ends_once() -> None:
     ledger = fold([lead(), ordered(1)])
 
     assert not ledger.feed(2, started(7))
@@ -88,14 +88,14 @@ def test_a_machine_starts_once_and_ends_once_and_never_comes_back() -> None:
     assert not ledger.open
 
 
-def test_an_order_that_was_refused_never_ran_and_costs_nothing() -> None:
+def test_refused_order_costs_nothing() -> None:
     ledger = fold([lead(), priced(), ordered(1), ended(1, T0, "refused")])
 
     assert not ledger.open
     assert ledger.spent_usd(T0 + 3600) == 0
 
 
-def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
+def test_plans_are_numbered_and_only_the_last_are_kept() -> None:
     ledger = fold([lead(), *(planned(number + 1) for number in range(2 * PLANS_KEPT))])
 
     assert not ledger.feed(ledger.position, planned(2 * PLANS_KEPT))
@@ -104,7 +104,7 @@ def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
     assert ledger.plan.number == 2 * PLANS_KEPT
 
 
-def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
+def test_replan_request_is_open_until_a_plan_answers_it() -> None:
     # A plan that was under way at the time of the request does not answer it.
     asked = ReplanAsked(T0, "ada")
     ledger = fold([lead(), asked, planned(1)])
@@ -116,14 +116,14 @@ def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
     assert not ledger.replans
 
 
-def test_questions_that_nobody_answers_do_not_pile_up() -> None:
+def test_unanswered_replan_requests_are_bounded() -> None:
     ledger = fold([ReplanAsked(T0, "ada")] * (REPLANS_KEPT + 5))
 
     assert len(ledger.replans) == REPLANS_KEPT
     assert min(ledger.replans) == 5
 
 
-def test_after_the_last_word_of_a_term_only_who_has_read_it_may_begin_anew() -> None:
+def test_settled_term_ends_and_only_a_later_lead_starts_another() -> None:
     # offset   0      1        2          3          4
     # record   Lead  Settled  Ordered 1  Lead(0)   Lead(1)
     ledger = fold([lead(), settled()])
@@ -136,33 +136,33 @@ def test_after_the_last_word_of_a_term_only_who_has_read_it_may_begin_anew() -> 
     assert ledger.feed(5, ordered(1, term=4))
 
 
-def test_what_does_not_parse_counts_for_nothing() -> None:
+def test_unreadable_plan_record_is_ignored() -> None:
     ledger = fold([lead()])
 
     assert not ledger.feed(1, None)
     assert ledger.position == 2
 
 
-def test_a_record_is_fed_once() -> None:
+def test_feed_of_an_earlier_position_raises() -> None:
     ledger = fold([lead()])
 
     with pytest.raises(ValueError, match="plan record 0 comes after 0"):
         ledger.feed(0, lead())
 
 
-def test_prices_are_reported_as_they_change() -> None:
+def test_ledger_has_the_latest_prices() -> None:
     ledger = fold([lead(), priced(), priced(at_s=T0 + 5, spot=0.5)])
 
     assert ledger.prices == {"on-demand": 1.0, "spot": 0.5}
 
 
-def test_what_runs_costs_what_it_costs_now() -> None:
+def test_usd_per_hour_is_of_running_machines_at_current_prices() -> None:
     ledger = fold([lead(), priced(), ordered(1), ordered(2, pool="on-demand"), started(2)])
 
     assert ledger.usd_per_hour == 1.0
 
 
-def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
+def test_last_review_is_kept_despite_thinning() -> None:
     ledger = FleetLedger()
     ledger.reviews = Thinned(2)
     ledger.feed(0, lead())
@@ -173,7 +173,7 @@ def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
     assert ledger.review.at_s == T0 + 9
 
 
-def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
+def test_machines_of_a_mixed_pool_cost_their_own_prices() -> None:
     cheap, dear = ("c5.large", "1a"), ("c5.xlarge", "1b")
     offers = OfferPrice("spot", *cheap, 0.10), OfferPrice("spot", *dear, 0.30)
     ledger = fold(
@@ -196,7 +196,7 @@ def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
     assert ledger.paid_usd_per_hour == pytest.approx(PRICES | {"spot": 0.73 / 3})
 
 
-def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() -> None:
+def test_bid_hours_end_per_machine_and_lost_bids_are_counted() -> None:
     hourly = Billing("hour", price="hour_start", hour_s=60.0)
     bid = Offer("spot", bid_usd_per_hour=0.3)
 

@@ -35,7 +35,7 @@ def look(watched: FleetWatch, at_s: float, *machines: Machine) -> list[Started |
     return list(watched.records(at_s))
 
 
-def test_an_order_is_given_until_it_is_answered() -> None:
+def test_order_is_repeated_until_it_is_answered() -> None:
     watched, _ = watch(ordered(1))
     order = LaunchRequest(1, client_token("digits", 1), 0, "spot", "digits-w0-1")
 
@@ -46,20 +46,20 @@ def test_an_order_is_given_until_it_is_answered() -> None:
     assert not watched.orders(T0 + 3 * AGAIN_S)
 
 
-def test_what_a_predecessor_ordered_is_given_again_and_what_it_started_is_not() -> None:
+def test_open_orders_of_a_predecessor_are_repeated() -> None:
     watched, _ = watch(ordered(1), started(1), ordered(2), ordered(3), ended(3, cause="refused"))
 
     assert [order.launch for order in watched.orders(T0)] == [2]
 
 
-def test_a_refusal_is_the_end_of_an_order() -> None:
+def test_refusal_ends_the_order() -> None:
     watched, _ = watch(ordered(1))
     watched.answered([1], [Refused(1, capacity=True, reason="none left")], T0)
 
     assert list(watched.records(T0)) == [Ended(0, 1, T0, "refused", "none left")]
 
 
-def test_a_machine_that_is_named_has_started_when_the_provider_says() -> None:
+def test_listed_machine_started_when_the_provider_says() -> None:
     watched, ledger = watch(ordered(1))
 
     assert look(watched, T0 + 5, there(1)) == [Started(0, 1, T0 + 1, "m-1")]
@@ -67,7 +67,7 @@ def test_a_machine_that_is_named_has_started_when_the_provider_says() -> None:
     assert look(watched, T0 + 6, there(1)) == []
 
 
-def test_machine_that_came_and_went_between_two_looks_is_recorded_completely() -> None:
+def test_machine_that_came_and_ended_between_polls_is_recorded() -> None:
     watched, _ = watch(ordered(1))
     gone = there(1)._replace(state="ended", ended_s=T0 + 3, cause="preempted", detail="no room")
 
@@ -77,7 +77,7 @@ def test_machine_that_came_and_went_between_two_looks_is_recorded_completely() -
     ]
 
 
-def test_an_older_look_is_passed_over() -> None:
+def test_older_poll_is_ignored() -> None:
     watched, _ = watch(ordered(1), started(1))
     gone = there(1)._replace(state="ended", ended_s=T0 + 3, cause="preempted")
 
@@ -86,7 +86,7 @@ def test_an_older_look_is_passed_over() -> None:
     assert look(watched, T0 + 5, gone) == []
 
 
-def test_a_machine_is_lost_when_it_is_not_named_for_long_and_not_before() -> None:
+def test_machine_is_lost_after_it_is_unlisted_for_long_enough() -> None:
     # looks   T0+10    +12     +24     +25 = 15 s after the first without it
     watched, _ = watch(ordered(1), started(1))
 
@@ -98,7 +98,7 @@ def test_a_machine_is_lost_when_it_is_not_named_for_long_and_not_before() -> Non
     assert lost.cause == "lost"
 
 
-def test_a_machine_that_is_named_again_was_not_lost() -> None:
+def test_machine_that_is_listed_again_is_not_lost() -> None:
     watched, _ = watch(ordered(1), started(1))
 
     for at_s in (10, 12, 14):
@@ -107,7 +107,7 @@ def test_a_machine_that_is_named_again_was_not_lost() -> None:
     assert look(watched, T0 + 30) == []
 
 
-def test_a_machine_that_was_given_back_and_is_no_longer_named_was_released() -> None:
+def test_released_machine_that_is_no_longer_listed_has_ended() -> None:
     watched, ledger = watch(ordered(1), started(1))
     assert watched.releases(ledger.open, T0) == ("m-1",)
     assert not watched.releases(ledger.open, T0 + 1)
@@ -120,9 +120,9 @@ def test_a_machine_that_was_given_back_and_is_no_longer_named_was_released() -> 
     assert gone.cause == "released"
 
 
-def test_an_order_that_never_shows_is_given_up_long_after_its_answer() -> None:
+def test_order_without_a_machine_is_lost_long_after_its_answer() -> None:
     watched, _ = watch(ordered(1))
-    for at_s in (0, 60, 200, 400):  # nobody has given it yet
+    for at_s in (0, 60, 200, 400):  # the order was not sent yet
         assert look(watched, T0 + at_s) == []
     watched.answered([1], [], T0 + 500)
 
@@ -132,14 +132,14 @@ def test_an_order_that_never_shows_is_given_up_long_after_its_answer() -> None:
     assert lost.cause == "lost"
 
 
-def test_a_machine_whose_order_has_ended_is_given_back_at_once() -> None:
+def test_machine_of_an_ended_order_is_released_immediately() -> None:
     watched, ledger = watch(ordered(1), ended(1, cause="lost"))
     look(watched, T0, there(1))
 
     assert watched.releases(ledger.open, T0) == ("m-1",)
 
 
-def test_of_two_machines_for_one_order_the_one_written_down_stays() -> None:
+def test_second_machine_of_an_order_is_released() -> None:
     watched, ledger = watch(ordered(1), started(1))
 
     assert look(watched, T0, there(1), there(1, "m-ghost")) == []
@@ -147,7 +147,7 @@ def test_of_two_machines_for_one_order_the_one_written_down_stays() -> None:
     assert [rented.machine for rented in ledger.running] == ["m-1"]
 
 
-def test_a_machine_that_nobody_ordered_is_given_back_after_a_while() -> None:
+def test_machine_without_an_order_is_released_after_the_grace_time() -> None:
     # The machine may belong to a successor whose records were not read yet.
     watched, _ = watch()
     for at_s in (0, 5, 10):
@@ -158,7 +158,7 @@ def test_a_machine_that_nobody_ordered_is_given_back_after_a_while() -> None:
     assert watched.releases((), T0 + SETTINGS.grace_s) == ("m-7",)
 
 
-def test_a_machine_whose_order_is_read_meanwhile_is_none_of_these() -> None:
+def test_machine_whose_order_is_read_in_time_is_kept() -> None:
     watched, ledger = watch()
     look(watched, T0, there(1))
     ledger.feed(1, ordered(1))
@@ -167,13 +167,13 @@ def test_a_machine_whose_order_is_read_meanwhile_is_none_of_these() -> None:
     assert not watched.strangers
 
 
-def test_an_order_without_a_machine_is_not_given_back_yet() -> None:
+def test_order_without_a_machine_is_not_released() -> None:
     watched, ledger = watch(ordered(1))
 
     assert not watched.releases(ledger.open, T0)
 
 
-def test_an_order_says_where_and_who() -> None:
+def test_order_has_its_slot_pool_and_worker() -> None:
     ledger = fold([lead(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3")])
     watched = FleetWatch(replace(SETTINGS, job="other"), ledger)
 

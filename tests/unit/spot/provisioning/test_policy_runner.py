@@ -45,14 +45,14 @@ def plans(street: Street) -> list[Planned]:
     return street.written(Planned)
 
 
-def test_the_plan_stays_as_long_as_nothing_moves(street: Street) -> None:
+def test_plan_stays_without_changes(street: Street) -> None:
     harness = at_work(street)
     harness.run(300)
 
     assert len(plans(street)) == 1
 
 
-def test_a_price_that_moves_is_reported_and_the_policy_asked(street: Street) -> None:
+def test_price_change_leads_to_a_new_plan_with_the_reason(street: Street) -> None:
     harness = at_work(street)
     street.prices.set("spot", 3.0)
     harness.run(40)
@@ -65,7 +65,7 @@ def test_a_price_that_moves_is_reported_and_the_policy_asked(street: Street) -> 
     assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
-def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_they_come(
+def test_plan_is_infeasible_while_on_demand_machines_are_refused(
     street: Street,
 ) -> None:
     # spot      ████ dearer than on demand, for good
@@ -88,7 +88,7 @@ def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_the
     assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
-def test_traffic_is_weighed_and_distinguished_from_machines(street: Street) -> None:
+def test_plan_includes_and_shows_the_cost_of_transfer(street: Street) -> None:
     # 8 records a second, 40 to an update of 1 GB: 720 GB an hour of each machine
     def settings(usd_per_gb: float) -> ProvisionerSettings:
         spot = replace(SPOT, transfer_usd_per_gb=usd_per_gb)
@@ -107,7 +107,7 @@ def test_traffic_is_weighed_and_distinguished_from_machines(street: Street) -> N
     assert cheap.transfer_usd / cheap.expected_cost_usd == pytest.approx(0.36 / 0.61)
 
 
-def test_who_asks_for_a_plan_gets_one_even_if_it_stays_as_it_is(street: Street) -> None:
+def test_replan_request_gets_a_plan_even_if_nothing_changes(street: Street) -> None:
     harness = at_work(street)
     street.append(ReplanAsked(street.clock(), "ada", "to be sure"))
     harness.run(5)
@@ -121,7 +121,7 @@ def test_who_asks_for_a_plan_gets_one_even_if_it_stays_as_it_is(street: Street) 
     assert len(plans(street)) == 2
 
 
-def test_other_settings_are_planned_for_at_once(street: Street) -> None:
+def test_changed_settings_lead_to_a_new_plan_immediately(street: Street) -> None:
     harness = at_work(street)
     harness.on(events.ProvisioningChanged(replace(SETTINGS, deadline_at_s=T0 + 1000)))
     harness.run(5)
@@ -131,7 +131,7 @@ def test_other_settings_are_planned_for_at_once(street: Street) -> None:
     assert second.deadline_left_s == pytest.approx(1000 - (second.at_s - T0))
 
 
-def test_a_market_file_that_is_another_is_a_difference() -> None:
+def test_differences_names_changed_settings_and_market_file() -> None:
     other = replace(SETTINGS, pools=(ON_DEMAND, replace(SPOT, availability=0.5)))
 
     assert differences(SETTINGS, other) == "the market file is another"
@@ -140,7 +140,7 @@ def test_a_market_file_that_is_another_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize("policy", ["static", "chance", "on-demand"])
-def test_who_decides_once_decides_again_when_arrivals_are_known(
+def test_one_time_policy_decides_again_once_arrivals_are_known(
     street: Street, policy: PolicyName
 ) -> None:
     harness = at_work(street, with_policy(policy))
@@ -152,7 +152,7 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
     assert "arrivals are taken for 8/s" in first.why
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
-    # and keeps to it, also through a restart
+    # It keeps this decision, also after a restart.
     successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
@@ -160,7 +160,7 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
     assert len(plans(street)) == 2
 
 
-def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: Street) -> None:
+def test_job_with_a_loss_target_is_replanned_once_its_curve_is_known(street: Street) -> None:
     harness = at_work(street, replace(SETTINGS, updates=None, loss=0.5, review_s=10.0))
     harness.on(events.ClaimsRead(tuple(batches(40, 8.0))))
     harness.run(30)
@@ -178,7 +178,7 @@ def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: 
     assert "loss" not in after.why.removeprefix("ada asked for a new plan: the losses are known")
 
 
-def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Street) -> None:
+def test_policy_that_watches_outages_decides_when_machines_are_lost(street: Street) -> None:
     harness = at_work(street, replace(with_policy("pools"), max_lag_s=15.0))
     harness.on(events.ClaimsRead(tuple(batches(40, 8.0))))
     harness.run(60)
@@ -191,7 +191,7 @@ def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Stree
     assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
-def test_a_policy_that_cannot_decide_is_reported_and_asked_again(street: Street) -> None:
+def test_policy_failure_is_reported_and_retried(street: Street) -> None:
     harness = at_work(street, UNDECIDED)
     harness.run(30)
 
@@ -205,7 +205,7 @@ def test_a_policy_that_cannot_decide_is_reported_and_asked_again(street: Street)
     assert street.written(Reviewed)[-1].warning == ""
 
 
-def test_the_plan_before_stays_where_a_policy_cannot_decide(street: Street) -> None:
+def test_previous_plan_stays_if_the_policy_fails(street: Street) -> None:
     harness = at_work(street)
     harness.on(events.ProvisioningChanged(UNDECIDED))
     harness.run(30)
@@ -215,7 +215,7 @@ def test_the_plan_before_stays_where_a_policy_cannot_decide(street: Street) -> N
     assert "the plan before stays: updates" in street.written(Reviewed)[-1].warning
 
 
-def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: Street) -> None:
+def test_market_file_prices_are_used_if_current_ones_are_unavailable(street: Street) -> None:
     street.prices.away = True
     harness = at_work(street)
     assert not plans(street)
@@ -226,10 +226,10 @@ def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: 
     assert "current prices are unavailable" in street.written(Reviewed)[-1].warning
 
 
-def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
+def test_plan_of_another_policy_is_replaced(street: Street) -> None:
     at_work(street)
     successor = ProviderThread(street, with_policy("on-demand"), "p2")
-    street.append(lead(0, "nobody"))
+    street.append(lead(0, "p0"))
     successor.run(20)
 
     _, second = plans(street)
@@ -238,10 +238,10 @@ def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
     assert set(second.places) == {0}
 
 
-# --- Proposition 1, never silently ---------------------------------------------------------------
+# --- warnings of Proposition 1 -------------------------------------------------------------------
 
 
-def test_a_fleet_below_what_keeps_up_is_reported_with_the_reason(street: Street) -> None:
+def test_fleet_too_small_for_arrivals_is_reported_with_the_reason(street: Street) -> None:
     harness = at_work(street)
     harness.run(60)
     assert street.written(Reviewed)[-1].warning == ""
@@ -256,7 +256,7 @@ def test_a_fleet_below_what_keeps_up_is_reported_with_the_reason(street: Street)
     assert "spot: will be retried soon after a refusal or failure" in review.warning
 
 
-def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
+def test_plan_too_small_for_arrivals_has_a_warning(street: Street) -> None:
     # Arrivals of 100/s are 2.5 updates a second, and a gradient takes two seconds.
     harness = at_work(street, with_policy("on-demand"))
     harness.on(events.ClaimsRead(tuple(batches(40, 100.0))))
@@ -270,7 +270,7 @@ def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
     assert "not even one machine for each of the K gradients would do" in plan.warning
 
 
-def test_a_fleet_that_does_not_answer_is_reported(street: Street) -> None:
+def test_unreachable_provider_is_reported_until_it_answers(street: Street) -> None:
     harness = at_work(street)
     street.fleet.go_away()
     harness.run(20)
@@ -283,7 +283,7 @@ def test_a_fleet_that_does_not_answer_is_reported(street: Street) -> None:
     assert street.written(Reviewed)[-1].warning == ""
 
 
-def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
+def test_reviews_are_written_at_their_interval(street: Street) -> None:
     harness = at_work(street)
     harness.run(300)
 
@@ -297,7 +297,7 @@ def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 @pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
-def test_without_a_spot_pool_every_policy_has_machines_on_demand(
+def test_every_policy_uses_on_demand_without_a_spot_pool(
     street: Street, policy: PolicyName, on_preemption: Literal["hold", "reassign"]
 ) -> None:
     settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
@@ -310,7 +310,7 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
 
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))
-def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
+def test_plan_for_waiting_records_includes_the_time_of_gradients(
     street: Street, policy: PolicyName
 ) -> None:
     harness = ProviderThread(street, with_policy(policy))
@@ -328,7 +328,7 @@ def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
 
 
 @pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
-def test_a_job_planned_by_another_policy_goes_on_with_its_machines(
+def test_change_of_policy_keeps_the_running_machines(
     street: Street, on_preemption: Literal["hold", "reassign"]
 ) -> None:
     before = replace(with_policy("adaptive"), on_preemption=on_preemption)

@@ -58,7 +58,7 @@ def at_work(street: Street, name: str = "p1") -> ProviderThread:
 # --- leadership ----------------------------------------------------------------------------------
 
 
-def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> None:
+def test_candidate_with_lease_and_caught_up_log_becomes_leader() -> None:
     provisioner = Provisioner("p1", SETTINGS)
 
     assert provisioner.on(Tick(), T0) == (do.AskProvisioningLease(),)
@@ -72,7 +72,7 @@ def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> 
     assert provisioner.is_leader
 
 
-def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(street: Street) -> None:
+def test_only_the_leader_reports_its_machines(street: Street) -> None:
     harness = at_work(street)
     standby = ProviderThread(street, name="p2")
     standby.holds_lease = False
@@ -85,7 +85,7 @@ def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(stree
     assert standby.provisioner.report(street.clock()) is None
 
 
-def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
+def test_slower_of_two_candidates_waits_and_retries() -> None:
     provisioner = Provisioner("p1", SETTINGS)
     provisioner.on(events.PlansRead((), caught_up=True), T0)
     (stand,) = provisioner.on(LeaseAnswered(held=True), T0)
@@ -99,7 +99,7 @@ def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
     assert again == (do.AppendPlan(ProvisionerLead(0, "p1#2", T0 + 1)),)
 
 
-def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
+def test_candidacy_that_is_not_read_back_times_out() -> None:
     provisioner = Provisioner("p1", SETTINGS)
     provisioner.on(events.PlansRead((), caught_up=True), T0)
     provisioner.on(LeaseAnswered(held=True), T0)
@@ -112,7 +112,7 @@ def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
     )
 
 
-def test_who_loses_the_lease_steps_down(street: Street) -> None:
+def test_leader_without_the_lease_steps_down(street: Street) -> None:
     harness = at_work(street)
     harness.holds_lease = False
     harness.run(10)
@@ -121,7 +121,7 @@ def test_who_loses_the_lease_steps_down(street: Street) -> None:
     assert not harness.provisioner.is_leader
 
 
-def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> None:
+def test_leader_that_reads_a_later_lead_steps_down(street: Street) -> None:
     harness = at_work(street)
     street.append(ProvisionerLead(harness.provisioner.ledger.term, "p2#1", T0))
     harness.holds_lease = False
@@ -138,7 +138,7 @@ def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> 
     }
 
 
-def test_whose_records_do_not_come_back_steps_down(street: Street) -> None:
+def test_leader_whose_records_are_not_read_back_steps_down(street: Street) -> None:
     harness = at_work(street)
     harness.reads = False
     street.fleet.preempt(1)
@@ -152,7 +152,7 @@ def test_whose_records_do_not_come_back_steps_down(street: Street) -> None:
 # --- orders --------------------------------------------------------------------------------------
 
 
-def test_an_order_is_given_when_it_was_read_back_and_not_before(street: Street) -> None:
+def test_order_is_sent_only_after_it_was_read_back(street: Street) -> None:
     harness = at_work(street)
     street.fleet.preempt(1, 3)
     harness.run(5)
@@ -166,7 +166,7 @@ def test_an_order_is_given_when_it_was_read_back_and_not_before(street: Street) 
     assert all(offsets[launch] < read for launch, read in harness.launched)
 
 
-def test_nothing_is_decided_while_own_records_are_on_their_way(street: Street) -> None:
+def test_provisioner_does_not_decide_while_its_records_are_in_flight(street: Street) -> None:
     harness = at_work(street)
     harness.reads = False
     street.fleet.preempt(1)
@@ -182,7 +182,7 @@ def test_nothing_is_decided_while_own_records_are_on_their_way(street: Street) -
     assert len(harness.provisioner.ledger.running) == 4
 
 
-def test_the_first_plan_is_carried_out(street: Street) -> None:
+def test_first_plan_is_carried_out(street: Street) -> None:
     at_work(street)
 
     (plan,) = street.written(Planned)
@@ -194,7 +194,7 @@ def test_the_first_plan_is_carried_out(street: Street) -> None:
     assert len(street.written(Started)) == 4
 
 
-def test_workers_of_a_slot_keep_their_name_where_streams_wait(street: Street) -> None:
+def test_workers_of_a_slot_keep_their_name_with_held_streams(street: Street) -> None:
     harness = ProviderThread(street, replace(SETTINGS, on_preemption="hold"))
     harness.run(10)
     street.fleet.preempt(2)
@@ -204,7 +204,7 @@ def test_workers_of_a_slot_keep_their_name_where_streams_wait(street: Street) ->
     assert names == ["digits-w0", "digits-w1", "digits-w2", "digits-w3", "digits-w1"]
 
 
-def test_a_preempted_machine_is_replaced(street: Street) -> None:
+def test_preempted_machine_is_replaced(street: Street) -> None:
     harness = at_work(street)
     street.fleet.preempt(3)
     harness.run(5)
@@ -213,7 +213,7 @@ def test_a_preempted_machine_is_replaced(street: Street) -> None:
     assert [m.slot for m in street.fleet.rented if m.state == "running"] == [0, 1, 3, 2]
 
 
-def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
+def test_orders_to_a_refusing_pool_back_off(street: Street) -> None:
     harness = at_work(street)
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(3)
@@ -228,7 +228,9 @@ def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
 
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2, 3, 4)])
-def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[int, ...]) -> None:
+def test_restarted_provisioner_launches_nothing_twice(
+    street: Street, given: tuple[int, ...]
+) -> None:
     # The predecessor died when its orders were in the log, and some of them were launched.
     orders = [ordered(n, slot=n - 1) for n in (1, 2, 3, 4)]
     street.append(lead(-1, "old"))
@@ -249,7 +251,7 @@ def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[
     assert len(harness.provisioner.ledger.running) == 4
 
 
-def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street) -> None:
+def test_orders_of_a_frozen_former_leader_have_no_effect(street: Street) -> None:
     ghost = at_work(street)
     orders = [order for command in ghost.did(do.Launch) for order in command.orders]
     successor = ProviderThread(street, name="p2")
@@ -271,7 +273,7 @@ def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street
 # --- changes by users ----------------------------------------------------------------------------
 
 
-def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None:
+def test_paused_job_releases_its_machines_and_resumes_with_new_ones(street: Street) -> None:
     harness = at_work(street)
     harness.on(events.ProvisioningWanted("paused"))
     harness.run(10)
@@ -283,7 +285,7 @@ def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None
     assert len(harness.provisioner.ledger.running) == 4
 
 
-def test_a_job_that_is_over_is_settled_when_its_machines_have_ended(street: Street) -> None:
+def test_stopped_job_is_settled_once_its_machines_ended(street: Street) -> None:
     harness = at_work(street)
     harness.on(events.ProvisioningWanted("stopped", "1000 updates applied"))
     assert not street.written(Settled)
@@ -300,7 +302,7 @@ def test_a_job_that_is_over_is_settled_when_its_machines_have_ended(street: Stre
     assert harness.provisioner.on(Tick(), T0) == ()
 
 
-def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> None:
+def test_standby_finishes_when_it_reads_the_settlement(street: Street) -> None:
     harness, standby = at_work(street), ProviderThread(street, name="p2")
     standby.holds_lease = False
     for one in (harness, standby):
@@ -312,7 +314,7 @@ def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> Non
     assert len(street.written(Settled)) == 1
 
 
-def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street) -> None:
+def test_resumed_job_is_provisioned_again(street: Street) -> None:
     harness = at_work(street)
     harness.on(events.ProvisioningWanted("stopped", "by its owner"))
     harness.run(10)
@@ -324,7 +326,7 @@ def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street)
     assert again.provisioner.ledger.settled is None
 
 
-def test_a_job_is_not_settled_before_the_provider_has_said_what_there_is(street: Street) -> None:
+def test_job_is_not_settled_before_the_provider_answers(street: Street) -> None:
     harness = ProviderThread(street)
     street.fleet.go_away()
     harness.on(events.ProvisioningWanted("stopped", "done"))
@@ -336,7 +338,7 @@ def test_a_job_is_not_settled_before_the_provider_has_said_what_there_is(street:
     assert harness.provisioner.finished
 
 
-def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
+def test_successor_carries_out_the_previous_plan(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     harness = ProviderThread(street)
@@ -347,7 +349,7 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
 
 
-# --- fewer machines, if they are worth more -------------------------------------------------------
+# --- number of machines chosen by the tuner ------------------------------------------------------
 
 
 BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
@@ -365,7 +367,7 @@ def sizes(street: Street) -> list[int]:
     return [len(plan.places) for plan in street.written(Planned)]
 
 
-def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Street) -> None:
+def test_balanced_tuner_releases_machines_that_cost_more_than_they_save(street: Street) -> None:
     harness = ProviderThread(street, BALANCED)
     harness.run(10)
     harness.on(events.UpdateRecordsRead(((0, Leads(-1, GENESIS, "c", 0)),)))
@@ -389,7 +391,7 @@ def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Stre
     assert sizes(street)[-1] == 1
 
 
-def test_where_nothing_waits_or_nobody_asked_machines_stay(street: Street) -> None:
+def test_fleet_size_stays_without_a_backlog_or_tuner(street: Street) -> None:
     for settings, waits in ((BALANCED, 0), (replace(BALANCED, balanced=False), 1_000_000)):
         street = Street()
         harness = ProviderThread(street, settings)
@@ -400,7 +402,7 @@ def test_where_nothing_waits_or_nobody_asked_machines_stay(street: Street) -> No
         assert set(sizes(street)) == {4}
 
 
-def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
+def test_change_of_workers_applies_until_the_tuner_measured_it(
     street: Street,
 ) -> None:
     harness = ProviderThread(street, BALANCED)
@@ -414,7 +416,7 @@ def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
     assert sizes(street)[-1] == 6
 
 
-def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street: Street) -> None:
+def test_machine_record_has_type_and_zone_which_set_its_price(street: Street) -> None:
     street.fleet = MemoryFleet(street.clock, offers={"spot": (Offer("spot", "c5.large", "1a"),)})
     street.prices.set("spot", 0.4, "c5.large", "1a")
     harness = ProviderThread(street)
@@ -449,7 +451,7 @@ def spares(street: Street, monkeypatch: pytest.MonkeyPatch) -> ProviderThread:
     return harness
 
 
-def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_filled(
+def test_spare_takes_over_a_lost_stream_and_is_replaced(
     street: Street, spares: ProviderThread
 ) -> None:
     first = street.written(LaunchRequested)
@@ -474,7 +476,7 @@ def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_fille
     assert len(spares.provisioner.ledger.running) == 4
 
 
-def test_successor_knows_which_slots_are_assigned_and_orders_nothing_twice(
+def test_successor_knows_assigned_slots_and_orders_nothing_twice(
     street: Street, spares: ProviderThread
 ) -> None:
     written = len(street.written(LaunchRequested))
@@ -490,29 +492,29 @@ def test_successor_knows_which_slots_are_assigned_and_orders_nothing_twice(
     assert slots == {1: 0, 2: 1, 3: None, 4: None}
 
 
-def test_when_fewer_are_wanted_spares_are_given_back(spares: ProviderThread) -> None:
+def test_spares_are_released_when_fewer_machines_are_wanted(spares: ProviderThread) -> None:
     spares.run(100)
     running = [(each.pool, each.slot) for each in spares.provisioner.ledger.running]
     assert running == [("spot", 0), ("spot", 1)]
 
 
-def test_policy_sees_what_runs_and_what_starts_up(street: Street, spares: ProviderThread) -> None:
+def test_policy_sees_running_and_starting_machines(street: Street, spares: ProviderThread) -> None:
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(1, 2, 3)
     spares.run(4)
 
     record = street.written(Planned)[-1]
     assert (record.spot, record.on_demand, record.places) == (3, 1, ())
-    term = spares.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+    term = spares.provisioner._term  # noqa: SLF001 -- no public access to a policy's situation
     assert term is not None
-    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- as above
     assert situation.machines == {Offer("on-demand"): (1, 0)}
     assert situation.up.tolist() == [True, False]
     assert situation.lag_s is not None
     assert (situation.lag_s > 0).tolist() == [False, True]
 
 
-def test_where_streams_move_machines_are_ready_when_their_workers_send_heartbeats(
+def test_reassigned_machines_are_ready_at_their_first_heartbeat(
     street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the market file says 60 s; heartbeats of the three begin within 5 s of their start
@@ -522,9 +524,9 @@ def test_where_streams_move_machines_are_ready_when_their_workers_send_heartbeat
     harness = ProviderThread(street, replace(SETTINGS, pools=pools))
 
     def situation() -> Situation:
-        term = harness.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+        term = harness.provisioner._term  # noqa: SLF001 -- no public access to a policy's situation
         assert term is not None
-        return term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+        return term._policy.situation(street.clock())  # noqa: SLF001 -- as above
 
     for _ in range(5):
         harness.run(1)
@@ -545,40 +547,38 @@ def test_where_streams_move_machines_are_ready_when_their_workers_send_heartbeat
     )
 
 
-def test_a_spare_does_not_count_among_the_machines_that_work(
-    street: Street, spares: ProviderThread
-) -> None:
+def test_spare_does_not_count_towards_stability(street: Street, spares: ProviderThread) -> None:
     spares.run(30)
     (review, *_) = street.written(Reviewed)[::-1]
     assert review.running == 4
     arrivals = review.believed["arrivals_per_s"].value
     term = spares.provisioner._term  # noqa: SLF001 -- as above
     assert term is not None
-    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- as above
     assert situation.work.records_per_s == pytest.approx(arrivals, rel=0.1)
     assert review.stability == pytest.approx(stability_of_fleet(2, situation).ratio, rel=0.1)
 
 
-def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
+def test_slot_is_reassigned_when_heartbeats_of_its_worker_end(
     street: Street, spares: ProviderThread
 ) -> None:
-    # heartbeats   w0 and w1, then w1 alone; one that was never heard of has not left
-    def beats(*slots: int) -> None:
+    # heartbeats   w0 and w1, then w1 alone; a worker without any heartbeat has not left
+    def heartbeats(*slots: int) -> None:
         members = frozenset(f"digits-w{slot}" for slot in slots)
         spares.on(events.HeartbeatsSeen(members, street.clock()))
         spares.run(1)
 
     for _ in range(20):
-        beats(1)
-    beats(0, 1)
+        heartbeats(1)
+    heartbeats(0, 1)
     for _ in range(14):
-        beats(1)
+        heartbeats(1)
         # No worker at all: Redis restarted empty.
-        beats()
-        beats(0, 1)
+        heartbeats()
+        heartbeats(0, 1)
     assert street.written(Left) == []
     for _ in range(17):
-        beats(1)
+        heartbeats(1)
 
     (left,) = street.written(Left)
     passed = street.written(SlotAssigned)[-1]

@@ -39,14 +39,14 @@ def report(
     return report_of(fold([lead(), *records]), SETTINGS, updates, samples, now_s)
 
 
-def test_before_any_record_nothing_is_made_up() -> None:
+def test_report_without_records_has_no_values() -> None:
     shown = report()
     assert (shown.running, shown.prices, shown.spot) == ({"on-demand": 0, "spot": 0}, {}, None)
     assert (shown.stability, shown.done_at_s, shown.on_demand_only_usd) == (None, None, None)
     assert shown.usd_per_update(T0) is shown.usd_per_million(T0) is None
 
 
-def test_machines_that_run_are_paid_for_and_go_on_costing() -> None:
+def test_running_machines_add_to_the_cost_over_time() -> None:
     # launch   1 spot   2 spot      3 on demand   4 spot
     #          runs     preempted   runs          ordered
     shown = report(
@@ -63,7 +63,7 @@ def test_machines_that_run_are_paid_for_and_go_on_costing() -> None:
     assert shown.spent_usd(T0 + 3 * HOUR_S) == pytest.approx(1.5 + 2 * 1.25)
 
 
-def test_what_an_update_and_a_million_records_cost_is_spent_over_made() -> None:
+def test_cost_per_update_and_million_records_is_spent_over_done() -> None:
     shown = report(
         *(priced(), ordered(1, pool="on-demand"), started(1)),
         updates=100,
@@ -74,7 +74,7 @@ def test_what_an_update_and_a_million_records_cost_is_spent_over_made() -> None:
     assert shown.usd_per_million(T0 + 2 * HOUR_S) == pytest.approx(500.0)
 
 
-def test_a_machine_that_ends_twice_and_what_a_ghost_says_are_not_counted() -> None:
+def test_repeated_ends_and_records_of_other_terms_are_not_counted() -> None:
     shown = report(
         *(ordered(1), ordered(2), started(1)),
         ended(1, T0, "preempted"),
@@ -89,7 +89,7 @@ def test_a_machine_that_ends_twice_and_what_a_ghost_says_are_not_counted() -> No
     assert shown.planned == {True: 1, False: 1}
 
 
-def test_what_is_believed_is_of_the_review_or_of_the_plan_whichever_is_later() -> None:
+def test_estimates_are_of_the_later_of_review_and_plan() -> None:
     assert set(report(planned(), reviewed(T0 + 5)).believed) == {"gradient_s"}
     assert report(planned(), reviewed(T0 + 5)).stability == 1.25
     assert set(report(planned(), reviewed(T0 - 5)).believed) == {"arrivals_per_s"}
@@ -97,7 +97,7 @@ def test_what_is_believed_is_of_the_review_or_of_the_plan_whichever_is_later() -
     assert report(planned(), reviewed(T0 - 5)).on_demand_only_usd == 4.0
 
 
-def test_time_left_runs_down_and_a_deadline_passes() -> None:
+def test_planned_time_left_stops_at_0_and_deadline_left_goes_negative() -> None:
     shown = report(planned())
     assert shown.planned_left_s(T0 + 1000) == 7000
     assert shown.planned_left_s(T0 + 9000) == 0
@@ -107,7 +107,7 @@ def test_time_left_runs_down_and_a_deadline_passes() -> None:
     assert endless.deadline_left_s(T0) is None
 
 
-def test_a_job_that_is_settled_costs_no_more_and_has_no_time_left() -> None:
+def test_settled_job_costs_no_more_and_has_no_time_left() -> None:
     shown = report(
         *(priced(), planned(), ordered(1), started(1), ended(1, T0 + HOUR_S)),
         Settled(0, T0 + HOUR_S, "done", 0.25, 3.0, None),

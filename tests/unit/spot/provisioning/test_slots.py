@@ -30,7 +30,7 @@ def two_spares() -> list[PlanRecord]:
     return [lead(), counted(1), counted(2), started(1), started(2)]
 
 
-def test_slots_without_a_machine_get_spares_that_have_started_up() -> None:
+def test_empty_slot_gets_a_spare_that_has_started_up() -> None:
     there = [machine(1, 0), machine(2, None), machine(3, None, runs=False)]
     ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
 
@@ -40,7 +40,7 @@ def test_slots_without_a_machine_get_spares_that_have_started_up() -> None:
     )
 
 
-def test_who_waits_longest_comes_first_then_who_has_most_records_on_the_fastest_machine() -> None:
+def test_longest_waiting_then_busiest_slot_gets_the_fastest_spare() -> None:
     there = [machine(1, None), machine(2, None, "fast"), machine(3, None)]
     ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
     vacated_s = {0: T0 - 1, 1: T0 - 2, 2: T0 - 2}
@@ -50,7 +50,7 @@ def test_who_waits_longest_comes_first_then_who_has_most_records_on_the_fastest_
     assert found == ((2, 2), (1, 1), (0, 3))
 
 
-def test_a_machine_has_the_slots_stream_under_the_slots_name_until_it_ends() -> None:
+def test_assigned_machine_has_the_slot_and_its_name_until_it_ends() -> None:
     ledger = fold([*two_spares(), assigned(3, 1)])
     assert (ledger.machines[1].slot, ledger.machines[1].member) == (3, "digits-w3")
     assert (ledger.machines[1].worker, ledger.machines[2].slot) == ("digits-m1", None)
@@ -60,7 +60,7 @@ def test_a_machine_has_the_slots_stream_under_the_slots_name_until_it_ends() -> 
     assert after.vacated_s == {3: T0 + 9}
 
 
-def test_slot_does_not_count_while_somebody_has_it_or_if_the_machine_has_another() -> None:
+def test_assignment_of_a_taken_slot_or_machine_is_ignored() -> None:
     taken = [*two_spares(), assigned(3, 1)]
     for extra in (
         assigned(3, 2),
@@ -75,12 +75,12 @@ def test_slot_does_not_count_while_somebody_has_it_or_if_the_machine_has_another
     assert fold([*two_spares(), beside, assigned(4, 1)]).machines[1].slot is None
 
 
-def test_a_slot_whose_worker_has_left_is_free_and_its_machine_no_spare() -> None:
+def test_slot_whose_worker_left_is_free_and_its_machine_no_spare() -> None:
     left = [*two_spares(), assigned(3, 1), Left(0, T0 + 7, 1)]
     ledger = fold([*left, Left(0, T0 + 8, 1), Left(0, T0 + 8, 2), assigned(3, 2), ended(1, T0 + 9)])
 
     assert ledger.machines[1].left_s == T0 + 7
-    assert not ledger.machines[2].left  # it had no seat then
+    assert not ledger.machines[2].left  # it had no slot then
     assert ledger.machines[2].slot == 3
     assert ledger.vacated_s == {3: T0 + 7}
     there = fold(left).open
@@ -94,7 +94,7 @@ def test_a_slot_whose_worker_has_left_is_free_and_its_machine_no_spare() -> None
     runs=st.lists(st.booleans(), min_size=8, max_size=8),
     slots=st.integers(1, 5),
 )
-def test_nobody_waits_beside_a_spare_and_nobody_shares(
+def test_assignment_fills_all_slots_it_can_without_sharing(
     held: list[int | None], runs: list[bool], slots: int
 ) -> None:
     once = [slot if slot not in held[:n] else None for n, slot in enumerate(held)]

@@ -48,22 +48,22 @@ def split(spot: int, gradient_s: float = 0.5) -> tuple[Decision, Situation]:
     """Return a decision with this number of the four slots on spot."""
     given = situation(gradient_s=gradient_s)
     plan = plan_of(given.work, PaperMarket(ON_DEMAND, SPOT), spot)
-    return decision(given, plan, 1, "as told"), given
+    return decision(given, plan, 1, "scripted decision"), given
 
 
-def test_a_job_with_both_has_what_is_left_of_both() -> None:
+def test_work_left_has_remaining_updates_and_time() -> None:
     work = work_left(SETTINGS, RATES, 400, T0 + 1000)
 
     assert (work.updates, work.deadline_s) == (600, 9000)
 
 
-def test_a_job_that_is_past_both_has_nothing_left() -> None:
+def test_work_left_past_both_limits_is_zero() -> None:
     work = work_left(SETTINGS, RATES, 4000, T0 + 99_000)
 
     assert (work.updates, work.deadline_s) == (0, 0)
 
 
-def test_without_a_deadline_time_is_free_and_spot_is_bought_where_it_is_cheaper() -> None:
+def test_job_without_a_deadline_uses_spot_if_it_is_cheaper() -> None:
     free = replace(SETTINGS, deadline_at_s=None)
     work = work_left(free, RATES, 0, T0)
     given = replace(situation(), work=work)
@@ -74,7 +74,7 @@ def test_without_a_deadline_time_is_free_and_spot_is_bought_where_it_is_cheaper(
     assert Adaptive().reconsider(replace(given, pools=(ON_DEMAND, dear)), None).plan.spot == 0
 
 
-def test_without_updates_most_of_what_arrives_until_the_deadline_is_the_work() -> None:
+def test_work_without_a_number_of_updates_is_what_arrives_by_the_deadline() -> None:
     work = work_left(replace(SETTINGS, updates=None), RATES, 123, T0 + 5000)
 
     assert work.deadline_s == 5000
@@ -82,7 +82,7 @@ def test_without_updates_most_of_what_arrives_until_the_deadline_is_the_work() -
     assert work.undisturbed_s < work.deadline_s
 
 
-def test_a_job_that_stops_at_a_loss_has_the_updates_left_that_its_curve_says() -> None:
+def test_work_left_to_a_loss_comes_from_its_curve() -> None:
     to_loss = replace(SETTINGS, updates=None, loss=0.5)
 
     assert work_left(to_loss, RATES, 123, T0, updates_to_loss=700.0).updates == 700
@@ -92,7 +92,7 @@ def test_a_job_that_stops_at_a_loss_has_the_updates_left_that_its_curve_says() -
     assert work_left(both, RATES, 200, T0, updates_to_loss=700.0).updates == 700
 
 
-def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
+def test_work_without_limits_is_planned_for_one_hour() -> None:
     work = work_left(replace(SETTINGS, updates=None, deadline_at_s=None), RATES, 0, T0)
 
     assert work.undisturbed_s == pytest.approx(HORIZON_S)
@@ -102,7 +102,7 @@ def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
 # --- Proposition 1 -------------------------------------------------------------------------------
 
 
-def test_a_fleet_keeps_up_where_its_updates_are_faster_than_arrivals() -> None:
+def test_stability_ratio_is_update_capacity_over_arrivals() -> None:
     # Two machines compute an update's four gradients in two rounds of 2.5 s. One needs four rounds.
     given = situation(gradient_s=2.5)
 
@@ -112,11 +112,11 @@ def test_a_fleet_keeps_up_where_its_updates_are_faster_than_arrivals() -> None:
     assert stability_of_fleet(0, given).ratio == 0
 
 
-def test_no_number_of_machines_helps_where_one_gradient_takes_too_long() -> None:
+def test_stability_is_impossible_if_one_gradient_is_too_slow() -> None:
     assert stability_of_fleet(4, situation(gradient_s=5.5)).needed is None
 
 
-def test_a_plan_is_as_stable_as_its_machines_are_on_average() -> None:
+def test_plan_stability_is_the_mean_over_running_machines() -> None:
     all_on_demand, given = split(0, gradient_s=2.5)
     all_spot, _ = split(4, gradient_s=2.5)
 
@@ -136,21 +136,21 @@ def planned(made: Decision, given: Situation) -> Planned:
     return msgspec.structs.replace(runner.record(made, given, "first plan", T0), believed={})
 
 
-def test_a_decision_is_written_down_with_all_that_it_says() -> None:
+def test_planned_record_contains_the_whole_decision() -> None:
     made, given = split(3)
     record = planned(made, given)
 
     assert record.pools == ("on-demand", "spot")
     assert sorted(record.places) == [0, 1, 1, 1]
     assert (record.spot, record.on_demand, record.binding) == (3, 1, made.plan.binding)
-    assert record.reason == "as told"
+    assert record.reason == "scripted decision"
     assert record.usd_per_hour == PRICES
     assert record.expected_cost_usd == made.plan.expected_cost_usd
     assert record.on_demand_only_usd == pytest.approx(4 * 5000 / 3600)
     assert type(record.places[0]) is int  # numpy's integers are no JSON
 
 
-def test_a_decision_that_stays_costs_what_is_left_of_it() -> None:
+def test_planned_cost_of_a_kept_decision_is_for_the_remaining_work() -> None:
     made, given = split(3)
     later = replace(given, work=replace(given.work, updates=250.0))
 
@@ -159,12 +159,12 @@ def test_a_decision_that_stays_costs_what_is_left_of_it() -> None:
     assert record.expected_cost_usd == pytest.approx(made.plan.expected_cost_usd / 4)
 
 
-def test_what_never_ends_is_a_large_number() -> None:
+def test_bounded_replaces_non_finite_numbers() -> None:
     assert bounded(float("inf")) == bounded(float("nan")) == NEVER
     assert bounded(-1e-12) == 0
 
 
-def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
+def test_restored_plan_leads_to_the_same_decisions() -> None:
     policy = Adaptive()
     first = policy.reconsider(situation(), None)
     record = planned(first, situation())
@@ -182,7 +182,7 @@ def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
     )
 
 
-def test_a_policy_that_decides_once_keeps_its_word_through_a_restart() -> None:
+def test_one_time_policy_keeps_a_restored_decision() -> None:
     first = OnDemandOnly().reconsider(situation(), None)
     record = planned(first, situation())
 
@@ -191,6 +191,6 @@ def test_a_policy_that_decides_once_keeps_its_word_through_a_restart() -> None:
     assert OnDemandOnly().reconsider(situation(50.0), again) is again
 
 
-def test_a_plan_for_other_pools_or_slots_is_not_taken_over() -> None:
+def test_plan_for_other_pools_or_slots_is_not_restored() -> None:
     assert restored(example(places=(1, 0)), situation(), T0) is None
     assert restored(msgspec.structs.replace(example(), pools=("x", "y")), situation(), T0) is None

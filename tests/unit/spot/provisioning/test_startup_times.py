@@ -31,7 +31,7 @@ def running(launch: int, started_s: float = 0.0) -> Instance:
     return found
 
 
-def look(
+def poll(
     start_ups: StartUps, at_s: float, *launches: int, there: tuple[Instance, ...] = ()
 ) -> None:
     members = frozenset(f"w-{launch}" for launch in launches)
@@ -44,16 +44,16 @@ def starts(start_ups: StartUps, count: int, took_s: float, first: int = 1) -> No
         at_s = 1000.0 * launch
         there = (running(launch, at_s),)
         for number in range(round(took_s / LOOK_S) + 1):
-            look(start_ups, at_s + number * LOOK_S, there=there)
-        look(start_ups, at_s + took_s + 1.0, launch, there=there)
+            poll(start_ups, at_s + number * LOOK_S, there=there)
+        poll(start_ups, at_s + took_s + 1.0, launch, there=there)
 
 
-def test_before_any_was_seen_a_start_up_takes_what_the_market_file_says() -> None:
+def test_start_up_time_without_observations_is_of_the_market_file() -> None:
     assert StartUps().start_up_s(SPOT) == 5.0
 
 
-def test_three_start_ups_that_were_seen_outvote_the_market_file() -> None:
-    # looks at 60 s and 61 s: between them the worker was first heard of
+def test_start_up_time_of_three_observations_replaces_the_market_file() -> None:
+    # polls at 60 s and 61 s: the first heartbeat came between them
     start_ups = StartUps()
     starts(start_ups, 1, 60.0)
     assert start_ups.start_up_s(SPOT) == 5.0
@@ -62,73 +62,73 @@ def test_three_start_ups_that_were_seen_outvote_the_market_file() -> None:
     assert start_ups.start_up_s(replace(SPOT, name="other")) == 5.0
 
 
-def test_one_that_waited_for_a_server_is_no_reason_to_plan_with_minutes() -> None:
+def test_start_up_time_ignores_a_single_outlier() -> None:
     start_ups = StartUps()
     starts(start_ups, 4, 10.0)
     starts(start_ups, 1, 600.0, first=5)
     assert start_ups.start_up_s(SPOT) == pytest.approx(10.5)
 
 
-def test_the_last_start_ups_count() -> None:
+def test_start_up_time_follows_the_latest_observations() -> None:
     start_ups = StartUps()
     starts(start_ups, 20, 10.0)
     starts(start_ups, 15, 40.0, first=21)
     assert start_ups.start_up_s(SPOT) == pytest.approx(40.5)
 
 
-def test_machines_that_started_before_somebody_looked_are_not_timed() -> None:
+def test_machines_started_before_the_first_poll_are_not_timed() -> None:
     # Three started at 0. A successor polls at 500 s, when Redis is empty, and then sees all of
     # them.
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, 500.0, there=there)
-    look(start_ups, 502.0, *range(1, 9), there=there)
+    poll(start_ups, 500.0, there=there)
+    poll(start_ups, 502.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == 5.0
     assert start_ups.reported == frozenset(range(1, 9))
 
 
-def test_nor_are_those_that_started_while_nobody_did() -> None:
-    # looks    0         100 102
-    # machines    started    heard
+def test_machines_started_between_distant_polls_are_not_timed() -> None:
+    # polls    0         100 102
+    # machines    started    heartbeats
     start_ups, there = StartUps(), tuple(running(launch, 50.0) for launch in range(1, 9))
-    look(start_ups, 0.0)
-    look(start_ups, 100.0, there=there)
-    look(start_ups, 102.0, *range(1, 9), there=there)
+    poll(start_ups, 0.0)
+    poll(start_ups, 100.0, there=there)
+    poll(start_ups, 102.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == 5.0
 
 
-def test_a_look_that_comes_twice_or_late_says_nothing() -> None:
+def test_repeated_or_late_polls_are_ignored() -> None:
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, -2.0)
+    poll(start_ups, -2.0)
     for at_s in (2.0, 4.0, 6.0):
-        look(start_ups, at_s, there=there)
-    look(start_ups, 8.0, *range(1, 9), there=there)
-    look(start_ups, 4.0, there=there)
-    look(start_ups, 8.0, there=there)
+        poll(start_ups, at_s, there=there)
+    poll(start_ups, 8.0, *range(1, 9), there=there)
+    poll(start_ups, 4.0, there=there)
+    poll(start_ups, 8.0, there=there)
     assert start_ups.reported == frozenset(range(1, 9))
     assert start_ups.start_up_s(SPOT) == pytest.approx(7.0)
 
 
-def test_worker_may_send_heartbeats_before_its_machines_start_is_read_back() -> None:
-    # started at 1, heard at 2, and read back at 4
+def test_heartbeat_before_the_machine_start_is_read_is_timed() -> None:
+    # started at 1, first heartbeat at 2, and read back at 4
     start_ups, there = StartUps(), tuple(running(launch, 1.0) for launch in range(1, 9))
-    look(start_ups, 0.0)
-    look(start_ups, 2.0, *range(1, 9))
-    look(start_ups, 4.0, *range(1, 9), there=there)
+    poll(start_ups, 0.0)
+    poll(start_ups, 2.0, *range(1, 9))
+    poll(start_ups, 4.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == pytest.approx(0.5)
 
 
-def test_when_redis_comes_back_empty_nobody_starts_up_again() -> None:
+def test_empty_redis_does_not_restart_start_up_times() -> None:
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
-    look(start_ups, 0.0)
+    poll(start_ups, 0.0)
     for at_s, launches in ((2.0, 9), (4.0, 1), (6.0, 9)):
-        look(start_ups, at_s, *range(1, launches), there=there)
+        poll(start_ups, at_s, *range(1, launches), there=there)
     assert start_ups.start_up_s(SPOT) == pytest.approx(1.0)
 
 
-def test_machine_with_heartbeats_is_ready_and_any_other_when_others_would_be() -> None:
+def test_machine_is_ready_with_heartbeats_or_after_the_usual_time() -> None:
     start_ups, there = StartUps(), (running(8), running(9))
     starts(start_ups, 3, 60.0)
-    look(start_ups, 9000.0, 8, there=there)
+    poll(start_ups, 9000.0, 8, there=there)
 
     assert [readiness([SPOT], start_ups, T0 + 60.0)(each) for each in there] == [True, False]
     assert [readiness([SPOT], start_ups, T0 + 60.5)(each) for each in there] == [True, True]
@@ -139,7 +139,7 @@ def test_machine_with_heartbeats_is_ready_and_any_other_when_others_would_be() -
     [(SETTINGS, 1.0), (replace(SETTINGS, on_preemption="hold"), 0.0)],
     ids=["reassign", "hold"],
 )
-def test_policies_see_what_was_seen_if_workers_have_names_of_their_own(
+def test_policies_see_observed_start_up_times_with_unique_worker_names(
     settings: ProvisionerSettings, learnt: float
 ) -> None:
     records = [order(launch, slot=launch - 1) for launch in (1, 2, 3)]

@@ -45,21 +45,21 @@ def priced(usd_per_hour: float) -> tuple[Pool, ...]:
     return (POOLS[0], replace(POOLS[1], usd_per_hour=usd_per_hour))
 
 
-def on_its_way() -> Decision:
+def decision_after_60_s() -> Decision:
     """Decide at the beginning, and again after 60 s that went as planned."""
     first = POLICY.reconsider(situation(), None)
     return POLICY.reconsider(situation(6_660, 9_910), first)
 
 
-def test_it_begins_with_all_workers_on_spot() -> None:
+def test_adaptive_starts_with_all_workers_on_spot() -> None:
     first = POLICY.reconsider(situation(), None)
 
     assert first.reason == BEGINNING
     assert (first.places == 1).all()
 
 
-def test_at_the_first_review_it_plans_with_what_is_left_and_a_reserve() -> None:
-    decided = on_its_way()
+def test_first_review_plans_the_remaining_work_with_a_reserve() -> None:
+    decided = decision_after_60_s()
 
     # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
@@ -67,8 +67,8 @@ def test_at_the_first_review_it_plans_with_what_is_left_and_a_reserve() -> None:
     assert "kept in reserve" in decided.reason
 
 
-def test_where_nothing_has_moved_the_decision_is_the_very_same() -> None:
-    decided = on_its_way()
+def test_decision_is_the_same_object_without_changes() -> None:
+    decided = decision_after_60_s()
 
     assert POLICY.reconsider(situation(6_630, 9_865), decided) is decided
 
@@ -85,15 +85,15 @@ def test_where_nothing_has_moved_the_decision_is_the_very_same() -> None:
         (situation(6_400, 9_990), "close"),
     ],
 )
-def test_what_has_moved_is_named(now: Situation, why: str) -> None:
-    decided = on_its_way()
+def test_moved_names_the_change(now: Situation, why: str) -> None:
+    decided = decision_after_60_s()
     time_s = now.work.deadline_s - 17
 
     assert why in moved(decided.basis, now, decided.places, time_s)
 
 
-def test_rates_that_moved_are_named() -> None:
-    decided = on_its_way()
+def test_moved_names_changed_rates() -> None:
+    decided = decision_after_60_s()
     now = situation(6_630, 9_865)
     other = np.where(np.arange(WORKERS) % 2, 100.0, 150.0)
     now = replace(now, work=replace(now.work, rates_per_s=other))
@@ -101,8 +101,8 @@ def test_rates_that_moved_are_named() -> None:
     assert moved(decided.basis, now, decided.places, 6_613.0) == ("rates changed by 20 %")
 
 
-def test_behind_is_made_good_with_on_demand_machines_and_luck_is_spent_on_spot() -> None:
-    decided = on_its_way()
+def test_late_job_gets_more_on_demand_and_early_job_more_spot() -> None:
+    decided = decision_after_60_s()
     as_planned = np.count_nonzero(decided.places)
 
     behind = POLICY.reconsider(situation(6_300, 9_500), decided)
@@ -111,8 +111,8 @@ def test_behind_is_made_good_with_on_demand_machines_and_luck_is_spent_on_spot()
     assert np.count_nonzero(behind.places) < as_planned < np.count_nonzero(ahead.places)
 
 
-def test_workers_that_are_on_spot_stay_there() -> None:
-    decided = on_its_way()
+def test_workers_on_spot_stay_on_spot() -> None:
+    decided = decision_after_60_s()
     spot = decided.places > 0
     # Estimates of equal rates differ by chance, here to the disadvantage of those on spot.
     rates = np.where(spot, 126.0, 124.0)
@@ -123,8 +123,8 @@ def test_workers_that_are_on_spot_stay_there() -> None:
         assert (now_spot & spot).sum() == min(now_spot.sum(), spot.sum())
 
 
-def test_machines_that_are_out_are_the_first_to_be_replaced() -> None:
-    decided = on_its_way()
+def test_interrupted_machines_are_replaced_first() -> None:
+    decided = decision_after_60_s()
     spot = np.flatnonzero(decided.places)
     up = np.ones(WORKERS, np.bool_)
     up[spot[:4]] = False
@@ -136,8 +136,8 @@ def test_machines_that_are_out_are_the_first_to_be_replaced() -> None:
     assert gone <= set(spot[:4]) or gone >= set(spot[:4])
 
 
-def test_what_cannot_be_in_time_runs_on_demand_and_says_how_late() -> None:
-    late = POLICY.reconsider(situation(6_000, 9_900), on_its_way())
+def test_unreachable_deadline_runs_on_demand_and_states_the_delay() -> None:
+    late = POLICY.reconsider(situation(6_000, 9_900), decision_after_60_s())
     from_the_start = POLICY.reconsider(situation(6_000, 10_000), None)
 
     assert not late.places.any()
@@ -146,36 +146,36 @@ def test_what_cannot_be_in_time_runs_on_demand_and_says_how_late() -> None:
     assert not from_the_start.places.any()
 
 
-def test_the_reserve_is_not_spent() -> None:
-    close = POLICY.reconsider(situation(640.0 + 2, 1_000), on_its_way())
+def test_reserve_is_kept_near_the_deadline() -> None:
+    close = POLICY.reconsider(situation(640.0 + 2, 1_000), decision_after_60_s())
 
     assert not close.places.any()
     assert close.plan.feasible
     assert "kept in reserve" in close.reason
 
 
-def test_a_job_that_begins_close_to_its_deadline_does_not_begin_on_spot_alone() -> None:
+def test_job_with_a_close_deadline_does_not_start_on_spot_alone() -> None:
     first = POLICY.reconsider(situation(6_420.0), None)
 
     assert 0 < np.count_nonzero(first.places) < 4
     assert first.reason != BEGINNING
 
 
-def test_spot_that_costs_more_is_given_up() -> None:
-    decided = POLICY.reconsider(situation(6_630, 9_865, priced(0.3)), on_its_way())
+def test_spot_above_the_on_demand_price_is_not_used() -> None:
+    decided = POLICY.reconsider(situation(6_630, 9_865, priced(0.3)), decision_after_60_s())
 
     assert not decided.places.any()
     assert decided.plan.binding == "price"
 
 
-def test_with_no_updates_left_nothing_moves() -> None:
-    decided = on_its_way()
+def test_decision_stays_with_no_updates_left() -> None:
+    decided = decision_after_60_s()
 
     assert POLICY.reconsider(situation(100, 0, priced(0.3)), decided) is decided
     assert POLICY.reconsider(situation(100, 0), None).plan.expected_cost_usd == 0
 
 
-def test_the_cheapest_pool_is_used_and_not_left_for_half_a_per_cent() -> None:
+def test_adaptive_does_not_change_pools_for_half_a_percent() -> None:
     cheap = Pool("cheap", 0.1, 0.9)
     first = POLICY.reconsider(situation(pools=(*POOLS, cheap)), None)
     about_equal = (POOLS[0], replace(POOLS[1], usd_per_hour=0.0995), cheap)
@@ -186,13 +186,13 @@ def test_the_cheapest_pool_is_used_and_not_left_for_half_a_per_cent() -> None:
     assert set(again.places) == {0, 2}
 
 
-def test_no_more_machines_are_asked_for_than_there_are() -> None:
+def test_adaptive_plan_is_limited_by_the_capacity_of_the_pool() -> None:
     few = (POOLS[0], replace(POOLS[1], capacity=10))
 
     assert np.count_nonzero(POLICY.reconsider(situation(pools=few), None).places) == 10
 
 
-def test_the_runtime_of_places_is_equation_21() -> None:
+def test_runtime_of_places_equals_equation_21() -> None:
     now, market = situation(), PaperMarket(*POOLS)
     places = np.zeros(WORKERS, np.int8)
     places[:20] = 1
@@ -202,12 +202,12 @@ def test_the_runtime_of_places_is_equation_21() -> None:
     assert runtime_of_s(places, situation(updates=0)) == 0
 
 
-def test_numbers_that_make_no_sense_are_named() -> None:
+def test_adaptive_without_a_spot_pool_is_rejected() -> None:
     with pytest.raises(ParameterError, match="pools: there are 1"):
         POLICY.reconsider(situation(pools=POOLS[:1]), None)
 
 
-def test_tables_call_it_by_the_name_of_the_experiments() -> None:
+def test_adaptive_policy_has_its_name_and_review_interval() -> None:
     policy: Policy = POLICY
 
     assert (policy.name, policy.review_s, policy.watches_outages) == ("adaptive", 30.0, False)
@@ -269,7 +269,7 @@ def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> 
     return Outcome(float((ended_s <= work.deadline_s).mean()), float(cost.mean() / alone))
 
 
-def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_same() -> None:
+def test_adaptive_meets_more_deadlines_than_static_at_similar_cost() -> None:
     """In 200 runs, static meets 59 % at 80.20 % of on-demand cost, adaptive all at 80.2 %."""
     up = chains(POOLS[1], np.random.default_rng(7))
 
@@ -283,7 +283,7 @@ def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_s
     assert adaptive.cost < static.cost + 0.015
 
 
-def test_no_deadline_is_lost_even_if_all_spot_machines_are_out_at_once() -> None:
+def test_adaptive_meets_deadlines_if_all_spot_machines_fail_together() -> None:
     pools = (POOLS[0], Pool("spot", 0.158, 0.7))
     up = chains(pools[1], np.random.default_rng(9), together=True)
 

@@ -13,7 +13,7 @@ from common.spot.theory.work import Work
 WORK = Work(np.full(64, 125.0), 20, 256, 10_000, 6720.0)  # 1.5625 updates a second
 
 
-def test_gradients_of_a_round_are_computed_one_after_another() -> None:
+def test_update_capacity_depends_on_gradients_per_machine() -> None:
     machines = np.array([0.0, 0.5, 1.0, 6.0, 20 / 3, 7.0, 19.0, 20.0, 50.0])
     rounds = [math.inf, 40, 20, 4, 3, 3, 2, 1, 1]
     got = update_capacity_per_s(machines, 20, 0.03, 0.1)
@@ -28,5 +28,5 @@ def test_proposition_1_gives_the_fewest_machines_that_keep_up(gradient_s: float)
     assert capacity[0] < 1.25 * WORK.updates_per_s <= capacity[1]
 
 
-def test_no_number_of_machines_keeps_up_with_gradients_that_take_too_long() -> None:
+def test_machines_for_stability_is_none_if_gradients_are_too_slow() -> None:
     assert machines_for_stability(WORK, 1.0) is None

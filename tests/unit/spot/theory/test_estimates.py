@@ -46,7 +46,7 @@ def sojourns(
     return total[True], total[False], outages
 
 
-def test_the_interval_of_a_rate_covers_it_as_often_as_it_says() -> None:
+def test_interval_of_a_rate_has_its_stated_coverage() -> None:
     rng = np.random.default_rng(1)
     for seconds in (0.1, 1.0, 40.0):
         counts = rng.poisson(125 * seconds, TRIALS).astype(np.float64)
@@ -54,7 +54,7 @@ def test_the_interval_of_a_rate_covers_it_as_often_as_it_says() -> None:
         assert 0.85 <= covered(rate_from_counts(counts, seconds), 125.0) <= 0.95
 
 
-def test_it_does_so_too_where_counting_stops_at_a_full_batch() -> None:
+def test_interval_of_a_rate_counted_to_a_full_batch_has_its_coverage() -> None:
     rng = np.random.default_rng(2)
     seconds = rng.gamma(255, 1 / 125, TRIALS).astype(np.float64)
     estimate = rate_from_counts(np.full(TRIALS, 255.0), seconds)
@@ -63,7 +63,7 @@ def test_it_does_so_too_where_counting_stops_at_a_full_batch() -> None:
 
 @pytest.mark.parametrize("availability", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize("cycles", [20, 200])
-def test_the_intervals_of_availability_and_cycle_cover_them_as_often_as_they_say(
+def test_intervals_of_availability_and_cycle_have_their_coverage(
     availability: float, cycles: int
 ) -> None:
     rng = np.random.default_rng(cycles)
@@ -75,20 +75,20 @@ def test_the_intervals_of_availability_and_cycle_cover_them_as_often_as_they_say
     assert 0.85 <= covered(cycle_from_times(seen[:, 0], seen[:, 1], seen[:, 2]), 1000.0) <= 0.95
 
 
-def test_seconds_within_a_sojourn_add_nothing_to_what_is_known_of_availability() -> None:
+def test_certainty_of_availability_depends_on_cycles_not_seconds() -> None:
     short = availability_from_times(900.0, 100.0, 50, CyclePrior(cycle_s=20.0))
     long = availability_from_times(90000.0, 10000.0, 50, CyclePrior(cycle_s=2000.0))
     assert short.value == pytest.approx(long.value)
     assert short.std == pytest.approx(long.std)
 
 
-def test_two_states_of_equal_length_have_a_beta_law_exactly() -> None:
+def test_availability_with_equal_sojourns_has_a_beta_distribution() -> None:
     # Two rates have Gamma(m) distributions of one scale: the share of one in both is Beta(m, m).
     estimate = availability_from_times(9500.0, 9500.0, 19, CyclePrior(0.5, 1000.0, 1.0))
     assert estimate.interval(0.9) == pytest.approx(stats.beta(20, 20).interval(0.9))
 
 
-def test_a_machine_that_never_went_is_not_eternal() -> None:
+def test_availability_without_outages_stays_below_1() -> None:
     estimates = [availability_from_times(up_s, 0.0, 0) for up_s in (0.0, 3600.0, 36000.0)]
     values = [float(e.value) for e in estimates]
     assert values == sorted(values)
@@ -98,7 +98,7 @@ def test_a_machine_that_never_went_is_not_eternal() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_law_has_the_moments_that_the_estimate_says(law: Law) -> None:
+def test_law_has_the_moments_of_its_estimate(law: Law) -> None:
     estimate = Estimate(0.3, 0.05, law)
     middles = (np.arange(2000) + 0.5) / 2000
     draws = np.asarray([estimate.quantile(float(p)) for p in middles])
@@ -111,7 +111,7 @@ def test_a_law_has_the_moments_that_the_estimate_says(law: Law) -> None:
     st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(0.0, 0.2)), min_size=1, max_size=5),
     st.floats(0.05, 0.99),
 )
-def test_arrays_give_what_each_number_gives_alone(
+def test_estimate_of_arrays_equals_estimates_of_numbers(
     law: Law, pairs: list[tuple[float, float]], probability: float
 ) -> None:
     values, stds = (np.asarray(column) for column in zip(*pairs, strict=True))
@@ -126,7 +126,7 @@ def test_arrays_give_what_each_number_gives_alone(
 
 
 @given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(1.01, 10))
-def test_more_records_or_less_time_mean_a_higher_rate_and_more_of_both_a_surer_one(
+def test_rate_grows_with_records_and_its_certainty_with_more_data(
     records: float, seconds: float, factor: float
 ) -> None:
     rate = rate_from_counts(records, seconds)
@@ -136,7 +136,7 @@ def test_more_records_or_less_time_mean_a_higher_rate_and_more_of_both_a_surer_o
     assert surer.relative_std < rate.relative_std
 
 
-def test_an_infinite_or_certain_value_has_an_interval_of_one_point() -> None:
+def test_infinite_or_certain_value_has_an_interval_of_one_point() -> None:
     assert Estimate(math.inf, 0.0, "log").interval(0.9) == (math.inf, math.inf)
     assert Estimate(0.0, 0.0, "log").interval(0.9) == (0.0, 0.0)
     assert Estimate(3.0, 0.0).interval(0.9) == (3.0, 3.0)
@@ -144,13 +144,13 @@ def test_an_infinite_or_certain_value_has_an_interval_of_one_point() -> None:
     assert Estimate(3.0, math.inf).quantile(0.5) == 3.0
 
 
-def test_worker_with_few_gradients_is_believed_to_be_like_the_others() -> None:
+def test_rate_of_a_worker_without_data_is_pooled_from_the_others() -> None:
     records, seconds = np.asarray([1250.0, 3750.0, 0.0]), np.asarray([10.0, 10.0, 0.0])
     rates = np.asarray(rate_from_counts(records, seconds, pooled_prior(records, seconds)).value)
     assert rates == pytest.approx([125, 375, 250], rel=0.01)
 
 
-def test_what_makes_no_sense_is_refused_by_name() -> None:
+def test_rate_without_time_or_prior_is_rejected() -> None:
     with pytest.raises(ParameterError, match="seconds: no time has passed"):
         rate_from_counts(3, 0.0)
     with pytest.raises(ParameterError, match="nothing to pool"):

@@ -25,7 +25,7 @@ def situation(ratio: float = 1.05, pools: tuple[Pool, ...] = POOLS) -> Situation
     )
 
 
-def test_the_static_policy_is_theorem_4() -> None:
+def test_static_policy_equals_theorem_4() -> None:
     decided = Static().reconsider(situation(), None)
 
     assert decided.plan.spot == np.count_nonzero(decided.places) == 30
@@ -33,21 +33,21 @@ def test_the_static_policy_is_theorem_4() -> None:
     assert "30 of 64" in decided.reason
 
 
-def test_a_number_given_is_a_number_kept() -> None:
+def test_static_policy_uses_a_given_number_of_spot_workers() -> None:
     decided = Static(spot=40).reconsider(situation(), None)
 
     assert np.count_nonzero(decided.places) == 40
     assert not decided.plan.feasible
 
 
-def test_what_cannot_be_in_time_runs_on_demand() -> None:
+def test_static_policy_with_an_unreachable_deadline_runs_on_demand() -> None:
     decided = Static().reconsider(situation(0.9), None)
 
     assert not decided.places.any()
     assert decided.plan.binding == "infeasible"
 
 
-def test_on_demand_alone_costs_what_no_spot_worker_costs() -> None:
+def test_on_demand_only_costs_the_plan_without_spot_workers() -> None:
     decided = OnDemandOnly().reconsider(situation(pools=POOLS[:1]), None)
 
     assert not decided.places.any()
@@ -57,7 +57,7 @@ def test_on_demand_alone_costs_what_no_spot_worker_costs() -> None:
 
 
 @pytest.mark.parametrize("policy", [OnDemandOnly(), Static(), Static(spot=3)])
-def test_a_decision_stands_whatever_happens(policy: Policy) -> None:
+def test_decision_of_a_fixed_policy_never_changes(policy: Policy) -> None:
     first = policy.reconsider(situation(), None)
     dearer = dataclasses.replace(POOLS[1], usd_per_hour=0.28, availability=0.5)
 
@@ -66,10 +66,10 @@ def test_a_decision_stands_whatever_happens(policy: Policy) -> None:
     assert not policy.watches_outages
 
 
-def test_tables_call_them_by_the_names_of_the_experiments() -> None:
+def test_fixed_policies_have_the_names_of_the_experiments() -> None:
     assert [OnDemandOnly().name, Static().name] == ["on-demand", "static"]
 
 
-def test_a_split_needs_a_spot_pool() -> None:
+def test_static_policy_without_a_spot_pool_is_rejected() -> None:
     with pytest.raises(ParameterError, match="pools: there are 1"):
         Static().reconsider(situation(pools=POOLS[:1]), None)

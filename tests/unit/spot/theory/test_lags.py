@@ -7,7 +7,7 @@ import numpy as np
 from common.spot.theory.lags import StreamLags
 
 
-def test_lag_grows_without_a_machine_and_is_worked_off_with_one() -> None:
+def test_lag_grows_without_a_machine_and_shrinks_with_one() -> None:
     # lost at 10, asked at 30, served at 50, lost again at 60: at a load of 0.8 a quarter is gained
     lags, load = StreamLags(1, 0.0), np.array([0.8])
     waited = [
@@ -17,13 +17,13 @@ def test_lag_grows_without_a_machine_and_is_worked_off_with_one() -> None:
     assert waited == [0.0, 20.0, 40.0, 38.0, 47.5, 47.5]
 
 
-def test_one_that_never_had_a_machine_lags_since_the_beginning() -> None:
+def test_stream_that_never_had_a_machine_lags_since_the_start() -> None:
     lags = StreamLags(2, 100.0)
     since_s = np.array([100.0, 160.0])
     assert lags.at(160.0, since_s, np.full(2, 0.01)).tolist() == [60.0, 0.0]
 
 
-def test_a_machine_that_is_too_slow_never_catches_up() -> None:
+def test_machine_that_is_too_slow_never_catches_up() -> None:
     lags, since_s = StreamLags(1, 0.0), np.array([0.0])
     lags.at(50.0, since_s, np.array([2.0]))
     lags.at(51.0, np.array([51.0]), np.array([2.0]))

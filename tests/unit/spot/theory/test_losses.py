@@ -57,12 +57,12 @@ def truly_remaining(curve: Curve, updates: int, target_loss: float) -> float:
 
 
 @pytest.mark.parametrize("curve", [power, geometric])
-def test_the_kind_of_the_curve_is_recognised(curve: Curve) -> None:
+def test_fit_recognizes_the_kind_of_curve(curve: Curve) -> None:
     assert [fitted(curve, 4000, seed=seed).kind for seed in range(5)] == [curve.__name__] * 5
 
 
 @pytest.mark.parametrize("curve", [power, geometric])
-def test_without_noise_the_fit_is_the_curve(curve: Curve) -> None:
+def test_fit_without_noise_equals_the_curve(curve: Curve) -> None:
     fit = fitted(curve, 3000, noise=0.0)
     for version in (0, 100, 2999, 6000):
         expected = float(curve(np.asarray(float(version))))
@@ -72,7 +72,7 @@ def test_without_noise_the_fit_is_the_curve(curve: Curve) -> None:
 
 
 @pytest.mark.parametrize(("curve", "updates"), [(power, 2000), (geometric, 2000)])
-def test_the_interval_covers_what_is_left_as_often_as_it_says(curve: Curve, updates: int) -> None:
+def test_interval_of_remaining_updates_has_its_stated_coverage(curve: Curve, updates: int) -> None:
     # Half of the loss above its floor remains to be reduced, with noise of about the same size.
     now = float(curve(np.asarray(updates - 1.0)))
     target = (now + 0.3) / 2
@@ -85,21 +85,21 @@ def test_the_interval_covers_what_is_left_as_often_as_it_says(curve: Curve, upda
     assert hits >= 13
 
 
-def test_a_short_history_says_that_it_does_not_know() -> None:
+def test_short_history_gives_a_wide_interval() -> None:
     estimate = fitted(geometric, 300).remaining(0.7)
     low, high = estimate.interval(0.9)
     assert float(low) <= truly_remaining(geometric, 300, 0.7) <= float(high)
     assert float(estimate.relative_std) > 0.5
 
 
-def test_a_target_that_is_reached_leaves_nothing_to_do() -> None:
+def test_reached_target_has_no_remaining_updates() -> None:
     fit = fitted(power, 3000)
     assert fit.remaining(1.0).value == 0
     assert fit.remaining(1.0).interval(0.9) == (0, 0)
 
 
 @pytest.mark.parametrize("curve", [power, geometric])
-def test_a_target_below_the_floor_is_never_reached(curve: Curve) -> None:
+def test_target_below_the_floor_is_never_reached(curve: Curve) -> None:
     fit = fitted(curve, 10000)
     floors = fit.draws[:, 0]
     assert 0.1 < fit.parameters[0] - 2.6 * floors.std() <= 0.3
@@ -108,19 +108,19 @@ def test_a_target_below_the_floor_is_never_reached(curve: Curve) -> None:
     assert np.isinf(remaining(fit.draws, 0.05)).mean() > 0.95
 
 
-def test_a_target_within_the_floors_interval_is_neither_certain_nor_given_up() -> None:
+def test_target_near_the_floor_is_finite_and_uncertain() -> None:
     estimate = fitted(geometric, 6000).remaining(0.3)
     assert math.isfinite(float(estimate.value))
     assert float(estimate.relative_std) > 1
 
 
 @given(st.floats(0.05, 3.0), st.floats(0.05, 3.0))
-def test_a_lower_target_never_takes_fewer_updates(one: float, other: float) -> None:
+def test_lower_target_never_takes_fewer_updates(one: float, other: float) -> None:
     draws = [remaining(SHARED.draws, target) for target in sorted((one, other))]
     assert (draws[0] >= draws[1]).all()
 
 
-def test_versions_need_not_begin_at_0_nor_follow_without_gaps() -> None:
+def test_fit_accepts_versions_with_an_offset_and_gaps() -> None:
     rng = np.random.default_rng(2)
     j = np.arange(0.0, 6000.0, 2.0)
     y = power(j) + rng.normal(0, 0.05, len(j))
@@ -129,7 +129,7 @@ def test_versions_need_not_begin_at_0_nor_follow_without_gaps() -> None:
     assert moved.remaining(0.5).value == pytest.approx(plain.remaining(0.5).value)
 
 
-def test_a_few_wild_losses_do_not_carry_the_fit_away() -> None:
+def test_fit_is_robust_to_a_few_outliers() -> None:
     rng = np.random.default_rng(4)
     j = np.arange(3000.0)
     y = geometric(j) + rng.normal(0, 0.1, len(j))
@@ -140,7 +140,7 @@ def test_a_few_wild_losses_do_not_carry_the_fit_away() -> None:
 
 
 @pytest.mark.parametrize("losses", [np.full(100, 0.7), np.linspace(0.5, 0.9, 100)])
-def test_a_loss_that_does_not_fall_never_gets_there(losses: npt.NDArray[np.float64]) -> None:
+def test_loss_that_does_not_fall_never_reaches_the_target(losses: npt.NDArray[np.float64]) -> None:
     fit = fit_loss_curve(np.arange(100.0), losses, np.random.default_rng(5))
     assert fit.remaining(0.3).value == math.inf
 
@@ -160,7 +160,7 @@ def tally_of(updates: int) -> LossTally:
 
 
 @pytest.mark.parametrize("updates", [1000, MEANS - 1, MEANS, 3 * MEANS + 1])
-def test_tally_finds_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
+def test_tally_finds_the_version_at_a_loss_from_widening_means(updates: int) -> None:
     target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 30 % more updates
 
     found = tally_of(updates).version_at(target, 0.2, np.random.default_rng(0))
@@ -168,13 +168,13 @@ def test_tally_finds_the_version_at_a_loss_from_ever_wider_means(updates: int) -
     assert found == pytest.approx(1.3 * updates, rel=0.1)
 
 
-def test_a_tally_says_nothing_where_it_is_less_certain_than_asked() -> None:
+def test_tally_returns_none_below_the_requested_certainty() -> None:
     assert tally_of(1000).version_at(0.6, 1e-6, np.random.default_rng(0)) is None
     assert tally_of(1000).version_at(0.2, 0.2, np.random.default_rng(0)) is None  # below the floor
     assert tally_of(29).version_at(0.6, 0.2, np.random.default_rng(0)) is None
 
 
-def test_what_was_taken_back_is_not_in_a_tally() -> None:
+def test_tally_excludes_losses_that_were_taken_back() -> None:
     tally = tally_of(1500)
     tally.take_back(1000)
 
@@ -198,20 +198,20 @@ CURVES: list[tuple[Kind, tuple[float, ...]]] = [
 
 
 @pytest.mark.parametrize(("kind", "numbers"), CURVES)
-def test_the_derivatives_are_those_of_the_curve(kind: Kind, numbers: tuple[float, ...]) -> None:
+def test_jacobian_equals_numerical_derivatives(kind: Kind, numbers: tuple[float, ...]) -> None:
     expected = approx_fprime(np.asarray(numbers), lambda p: curve(kind, p, X), 1e-7)
     assert jacobian(kind, np.asarray(numbers), X) == pytest.approx(expected, abs=1e-5)
 
 
 @given(st.floats(-4.0, 4.0))
-def test_a_geometric_curve_is_a_power_of_a_very_large_exponent(log_decay: float) -> None:
+def test_geometric_curve_is_a_power_curve_with_a_large_exponent(log_decay: float) -> None:
     parameters = np.asarray([0.2, 0.4, log_decay])
     power = curve("power", as_power("geometric", parameters), X)
     assert power == pytest.approx(curve("geometric", parameters, X), rel=1e-3)
 
 
 @given(st.floats(-2.0, 1.0), st.floats(-5.0, 1.0), st.floats(0.31, 2.5))
-def test_what_remains_is_where_the_curve_meets_the_target(
+def test_remaining_is_where_the_curve_meets_the_target(
     log_power: float, log_shift: float, target: float
 ) -> None:
     parameters = np.asarray([0.3, 1.0, log_power, log_shift])
@@ -220,7 +220,7 @@ def test_what_remains_is_where_the_curve_meets_the_target(
     assert loss == pytest.approx(target, rel=1e-6) if found > 0 else loss <= target
 
 
-def test_many_curves_at_once_are_each_curve_alone() -> None:
+def test_curve_of_many_parameters_equals_each_alone() -> None:
     many = np.asarray([numbers for kind, numbers in CURVES if kind == "power"])
     together = curve("power", many, X)
     assert together.shape == (2, 7)
@@ -229,7 +229,7 @@ def test_many_curves_at_once_are_each_curve_alone() -> None:
     assert remaining(many, 0.2)[0] == math.inf  # below its floor
 
 
-def test_the_root_that_bisection_finds_is_the_same() -> None:
+def test_remaining_agrees_with_a_root_finder() -> None:
     numbers = np.asarray([0.3, 1.2, -0.5, -3.0])
     at = brentq(lambda x: float(curve("power", numbers, np.asarray([x]))[0]) - 0.45, 0, 1e6)
     assert remaining(numbers[None], 0.45)[0] == pytest.approx(float(at) - 1)

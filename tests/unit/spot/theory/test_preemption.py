@@ -26,13 +26,13 @@ def simulated_uptime(t_s: float, availability: float, cycle_s: float, runs: int)
 
 
 @given(st.floats(0.01, 0.99), st.floats(1, 1e5))
-def test_the_chain_relaxes_at_the_sum_of_its_rates(availability: float, cycle_s: float) -> None:
+def test_relaxation_rate_is_the_sum_of_the_rates(availability: float, cycle_s: float) -> None:
     rates_per_s = 1 / (availability * cycle_s), 1 / ((1 - availability) * cycle_s)
     assert 1 / relaxation_s(availability, cycle_s) == pytest.approx(sum(rates_per_s))
 
 
 @given(st.integers(0, 300), st.floats(0, 1))
-def test_the_number_that_runs_is_binomial(workers: int, availability: float) -> None:
+def test_number_of_running_machines_is_binomial(workers: int, availability: float) -> None:
     law = preemption.distribution_of_running(workers, availability)
     running = np.arange(workers + 1)
     assert law.sum() == pytest.approx(1)
@@ -42,7 +42,7 @@ def test_the_number_that_runs_is_binomial(workers: int, availability: float) -> 
     assert variance == pytest.approx(workers * availability * (1 - availability), abs=1e-9)
 
 
-def test_the_distribution_is_that_of_machines_drawn_one_by_one() -> None:
+def test_distribution_of_running_equals_the_convolution() -> None:
     law = np.ones(1)
     for _ in range(12):
         law = np.convolve(law, [0.2, 0.8])
@@ -50,7 +50,7 @@ def test_the_distribution_is_that_of_machines_drawn_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("t_s", [20.0, 300.0, 5000.0])
-def test_the_variance_of_the_uptime_is_that_of_simulated_machines(t_s: float) -> None:
+def test_variance_of_uptime_agrees_with_simulation(t_s: float) -> None:
     uptime = simulated_uptime(t_s, 0.8, 1000.0, runs := 40_000)
     variance = preemption.variance_of_uptime_s2(t_s, 0.8, 1000.0)
     error = np.std((uptime - uptime.mean()) ** 2) / runs**0.5
@@ -59,7 +59,7 @@ def test_the_variance_of_the_uptime_is_that_of_simulated_machines(t_s: float) ->
 
 
 @given(st.floats(0, 1), st.floats(1e-9, 1e6), st.floats(1e-3, 1e6))
-def test_the_variance_of_the_uptime_lies_between_its_limits(
+def test_variance_of_uptime_lies_between_its_limits(
     availability: float, t_s: float, cycle_s: float
 ) -> None:
     variance = preemption.variance_of_uptime_s2(t_s, availability, cycle_s)
@@ -69,7 +69,7 @@ def test_the_variance_of_the_uptime_lies_between_its_limits(
     assert 0 <= variance <= min(frozen, long) * (1 + 1e-6)
 
 
-def test_the_variance_of_the_uptime_has_no_seam_where_its_series_begins() -> None:
+def test_variance_of_uptime_is_continuous_where_its_series_starts() -> None:
     tau_s = relaxation_s(0.5, 1000.0)
     below, above = (
         preemption.variance_of_uptime_s2(t_s, 0.5, 1000.0) / t_s**2
@@ -79,5 +79,5 @@ def test_the_variance_of_the_uptime_has_no_seam_where_its_series_begins() -> Non
 
 
 @pytest.mark.parametrize("availability", [0.0, 1.0])
-def test_a_machine_that_never_changes_has_no_variance(availability: float) -> None:
+def test_variance_of_uptime_is_zero_for_constant_machines(availability: float) -> None:
     assert preemption.variance_of_uptime_s2(1000, availability, 500) == 0

@@ -78,7 +78,7 @@ markets = st.builds(market, st.just(1.0), spot_prices, availabilities)
 
 
 @pytest.mark.parametrize(("alpha", "ratio", "spot", "share"), SETTINGS)
-def test_the_papers_settings_come_to_the_papers_numbers(
+def test_plan_in_the_paper_settings_gives_the_paper_numbers(
     alpha: float, ratio: float, spot: int, share: float
 ) -> None:
     work, prices = equal(ratio), market(*PRICES, alpha)
@@ -95,7 +95,9 @@ def test_the_papers_settings_come_to_the_papers_numbers(
 
 
 @given(works, markets)
-def test_the_curve_is_the_equations_at_every_number(work: Work, prices: PaperMarket) -> None:
+def test_cost_curve_equals_equations_21_and_22_at_every_number(
+    work: Work, prices: PaperMarket
+) -> None:
     curve = provisioning.cost_curve(work, prices)
 
     for spot in range(work.workers + 1):
@@ -104,7 +106,7 @@ def test_the_curve_is_the_equations_at_every_number(work: Work, prices: PaperMar
 
 
 @given(st.integers(1, 200), st.floats(0.05, 0.99), st.data())
-def test_the_floor_loses_no_worker_to_rounding(
+def test_plan_loses_no_spot_worker_to_rounding(
     workers: int, alpha: float, data: st.DataObject
 ) -> None:
     spot = data.draw(st.integers(0, workers))
@@ -115,7 +117,9 @@ def test_the_floor_loses_no_worker_to_rounding(
 
 
 @given(works, markets)
-def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: PaperMarket) -> None:
+def test_plan_has_the_cheapest_feasible_number_of_spot_workers(
+    work: Work, prices: PaperMarket
+) -> None:
     best = plan(work, prices)
 
     costs = [
@@ -129,7 +133,7 @@ def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: PaperM
 
 
 @given(st.builds(due, st.lists(positive_rates, min_size=1, max_size=6), st.floats(1, 2)), markets)
-def test_no_other_choice_of_workers_is_better(work: Work, prices: PaperMarket) -> None:
+def test_plan_has_the_best_choice_of_workers(work: Work, prices: PaperMarket) -> None:
     alpha = prices.spot.availability
     best = plan(work, prices)
     for spot in range(work.workers + 1):
@@ -145,16 +149,14 @@ def test_no_other_choice_of_workers_is_better(work: Work, prices: PaperMarket) -
 
 
 @given(works, markets)
-def test_the_walk_to_the_first_rise_costs_what_the_exact_plan_costs(
-    work: Work, prices: PaperMarket
-) -> None:
+def test_search_up_to_the_first_rise_finds_the_exact_plan(work: Work, prices: PaperMarket) -> None:
     best = plan(work, prices)
 
     assert best.expected_cost_usd == pytest.approx(walked(work, prices), rel=1e-9)
 
 
 @given(works, markets)
-def test_once_the_cost_rises_it_never_falls_again(work: Work, prices: PaperMarket) -> None:
+def test_cost_curve_never_falls_after_its_first_rise(work: Work, prices: PaperMarket) -> None:
     costs = provisioning.cost_curve(work, prices).costs_usd
     steps = np.diff(costs) / costs[:-1]
     rises = np.flatnonzero(steps > 1e-12)
@@ -162,7 +164,7 @@ def test_once_the_cost_rises_it_never_falls_again(work: Work, prices: PaperMarke
     assert not len(rises) or (steps[rises[0] :] >= -1e-12).all()
 
 
-def test_a_fast_worker_is_not_worth_a_spot_machine() -> None:
+def test_fast_worker_is_not_placed_on_spot() -> None:
     # alone in 100 s; two slow ones on spot lose little, the fast one would double the runtime
     work = Work(np.array([1.0, 98.0, 1.0]), 1, 1, 10_000, 1_000)
     prices = market(1.0, 0.6, 0.5)
@@ -174,28 +176,28 @@ def test_a_fast_worker_is_not_worth_a_spot_machine() -> None:
     assert "one more" in best.reason
 
 
-def test_machines_that_are_always_there_take_all_workers() -> None:
+def test_always_available_spot_takes_all_workers() -> None:
     best = plan(equal(1.0), market(*PRICES, 1.0))
 
     assert (best.spot, best.binding) == (64, "workers")
     assert best.cost_ratio_to_on_demand == pytest.approx(PRICES[1] / PRICES[0])
 
 
-def test_machines_that_are_never_there_take_none() -> None:
+def test_never_available_spot_takes_no_workers() -> None:
     best = plan(equal(1.05), market(*PRICES, 0.0))
 
     assert (best.feasible, best.spot, best.binding) == (True, 0, "availability")
 
 
 @pytest.mark.parametrize("spot_price", [0.286, 0.5])
-def test_spot_machines_that_cost_no_less_are_not_bought(spot_price: float) -> None:
+def test_spot_that_is_not_cheaper_is_not_used(spot_price: float) -> None:
     best = plan(equal(1.05), market(0.286, spot_price, 0.9))
 
     assert (best.feasible, best.spot, best.binding) == (True, 0, "price")
     assert f"${spot_price}" in best.reason
 
 
-def test_a_deadline_below_theta_0_is_infeasible_and_never_a_negative_number() -> None:
+def test_deadline_below_theta_0_is_infeasible() -> None:
     best = plan(equal(0.99), market(*PRICES, 0.9))
 
     assert (best.feasible, best.spot, best.on_demand, best.binding) == (False, 0, 64, "infeasible")
@@ -204,13 +206,13 @@ def test_a_deadline_below_theta_0_is_infeasible_and_never_a_negative_number() ->
     assert "theta_0 = 6,400 s" in best.reason
 
 
-def test_no_time_at_all_is_infeasible() -> None:
+def test_deadline_of_zero_is_infeasible() -> None:
     work = dataclasses.replace(equal(1.0), deadline_s=0.0)
 
     assert not plan(work, market(*PRICES, 0.9)).feasible
 
 
-def test_with_no_updates_left_nothing_is_bought() -> None:
+def test_plan_with_no_updates_left_costs_nothing() -> None:
     work = dataclasses.replace(equal(1.0), updates=0.0, deadline_s=0.0)
 
     best = plan(work, market(*PRICES, 0.9))
@@ -220,7 +222,7 @@ def test_with_no_updates_left_nothing_is_bought() -> None:
     assert "no updates are left" in best.reason
 
 
-def test_a_pool_gives_no_more_machines_than_it_has() -> None:
+def test_plan_is_limited_by_the_capacity_of_the_pool() -> None:
     prices = market(*PRICES, 0.9)
     few = PaperMarket(prices.on_demand, dataclasses.replace(prices.spot, capacity=20))
 
@@ -230,7 +232,7 @@ def test_a_pool_gives_no_more_machines_than_it_has() -> None:
     assert not plan_of(equal(1.05), few, 21).feasible
 
 
-def test_given_number_of_workers_is_priced() -> None:
+def test_plan_of_a_given_number_is_priced() -> None:
     work, prices = equal(1.05), market(*PRICES, 0.9)
 
     enough, late = plan_of(work, prices, 12), plan_of(work, prices, 40)
@@ -241,7 +243,7 @@ def test_given_number_of_workers_is_priced() -> None:
     assert late.expected_runtime_s > work.deadline_s
 
 
-def test_streams_that_only_spot_machines_serve_never_end_without_any() -> None:
+def test_cost_without_any_available_machine_is_infinite() -> None:
     work, prices = equal(1.05), market(*PRICES, 0.0)
 
     curve = provisioning.cost_curve(work, prices)
@@ -250,7 +252,7 @@ def test_streams_that_only_spot_machines_serve_never_end_without_any() -> None:
     assert not curve.feasible[64]
 
 
-def test_numbers_that_make_no_sense_are_named() -> None:
+def test_plan_of_an_invalid_number_is_rejected() -> None:
     mixed = due([1.0, 2.0], 1.05)
     with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got 3"):
         plan_of(mixed, market(*PRICES, 0.9), 3)

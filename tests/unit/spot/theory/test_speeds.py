@@ -28,7 +28,7 @@ def tally_of(said: list[float], true: list[float], seed: int, updates: int = 300
     st.lists(st.floats(0.5, 3.0), min_size=3, max_size=3),
     st.integers(0, 1000),
 )
-def test_speeds_are_found_whatever_was_said_of_them(
+def test_speeds_are_learned_despite_wrong_priors(
     spot: list[float], said: list[float], seed: int
 ) -> None:
     true = [1.0, *spot]
@@ -36,7 +36,7 @@ def test_speeds_are_found_whatever_was_said_of_them(
     assert found == pytest.approx(true, rel=0.25)
 
 
-def test_what_was_not_seen_is_as_said() -> None:
+def test_speed_of_an_unobserved_pool_is_its_prior() -> None:
     tally = SpeedTally([1.0, 2.0, 3.0], HALF_LIFE_S)
     assert tally.speeds.tolist() == [1.0, 2.0, 3.0]
     for now_s in range(100):
@@ -44,14 +44,14 @@ def test_what_was_not_seen_is_as_said() -> None:
     assert tally.speeds == pytest.approx([1.0, 2.0, 3.0])
 
 
-def test_of_one_mix_alone_what_was_said_of_the_pools_stays() -> None:
+def test_priors_stay_if_only_one_mix_is_observed() -> None:
     tally = SpeedTally([1.0, 2.0], HALF_LIFE_S)
     for now_s in range(100):
         tally.add(float(now_s), [10, 10], 0.75 * GRADIENT_S)
     assert tally.speeds == pytest.approx([1.0, 2.0])
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_speeds_are_forgotten() -> None:
     tally = tally_of([1.0, 1.0], [1.0, 2.0], 1)
     rng = np.random.default_rng(2)
     for now_s in range(20_000, 20_300):

@@ -50,18 +50,18 @@ def poisson(rng: np.random.Generator, rate_per_s: float, records: int) -> list[f
     return list(np.cumsum(rng.exponential(1 / rate_per_s, records)))
 
 
-def test_a_batch_alone_gives_its_gaps_over_its_span() -> None:
+def test_single_batch_counts_its_gaps_over_its_span() -> None:
     assert tally([Indicator(0, 256, 10.0, 12.0)]).counts(12.0) == (255.0, 2.0)
 
 
-def test_the_time_between_two_batches_counts() -> None:
+def test_time_between_two_batches_counts() -> None:
     #  0 ..... 2        8 ..... 10    closed early, because nothing came
     indicators = [Indicator(0, 10, 0.0, 2.0), Indicator(1, 10, 8.0, 10.0)]
     assert tally(indicators).counts(10.0) == (19.0, 10.0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 256])
-def test_the_interval_covers_the_rate_as_often_as_it_says(batch_size: int) -> None:
+def test_interval_of_a_stream_rate_has_its_stated_coverage(batch_size: int) -> None:
     rng, hits, trials = np.random.default_rng(batch_size), 0, 400
     records = max(batch_size, 64)
     for _ in range(trials):
@@ -76,7 +76,7 @@ def test_the_interval_covers_the_rate_as_often_as_it_says(batch_size: int) -> No
     st.integers(1, 20),
     st.randoms(use_true_random=False),
 )
-def test_neither_order_nor_repetition_nor_lateness_changes_the_tally(
+def test_tally_does_not_depend_on_order_repetition_or_delay(
     gaps_s: list[float], batch_size: int, random: Random
 ) -> None:
     times = list(np.cumsum(gaps_s) + 1)
@@ -88,19 +88,19 @@ def test_neither_order_nor_repetition_nor_lateness_changes_the_tally(
 
 
 @given(st.lists(st.floats(0, 0.5), min_size=24, max_size=48), st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_the_size_of_the_batches_does_not_matter(gaps_s: list[float], batch_size: int) -> None:
+def test_tally_does_not_depend_on_the_batch_size(gaps_s: list[float], batch_size: int) -> None:
     times = list(np.cumsum(gaps_s[: 12 * (len(gaps_s) // 12)]) + 1)
     expected = len(times) - 1, times[-1] - times[0]
     assert tally(cut(times, batch_size)).counts(100.0) == pytest.approx(expected)
 
 
-def test_the_size_of_the_batches_hardly_matters_when_old_ones_fade() -> None:
+def test_decaying_tally_hardly_depends_on_the_batch_size() -> None:
     times = poisson(np.random.default_rng(1), 50.0, 12800)
     rates = [float(tally(cut(times, b), 60.0).rate(0.0).value) for b in (1, 16, 64)]
     assert rates == pytest.approx([rates[0]] * 3, rel=0.01)
 
 
-def test_batches_of_several_partitions_add_up() -> None:
+def test_tally_adds_up_batches_of_several_partitions() -> None:
     # Each poll returned one partition's records of the last seconds, so the batches' spans overlap.
     rng = np.random.default_rng(2)
     one, other = (cut(poisson(rng, 60.0, 6000), 100, key) for key in (0, 100000))
@@ -108,25 +108,25 @@ def test_batches_of_several_partitions_add_up() -> None:
     assert tally(mixed, now_s=200.0).rate(200.0).value == pytest.approx(120, rel=0.05)
 
 
-def test_many_records_at_one_instant_have_no_span_and_count_all_the_same() -> None:
+def test_batches_without_a_span_count() -> None:
     indicators = [Indicator(i, 5, float(i), float(i)) for i in range(1, 5)]
     assert tally(indicators).counts(4.0) == (19.0, 3.0)
 
 
-def test_batch_without_a_known_time_is_noted_but_not_counted() -> None:
+def test_batch_without_a_known_time_is_not_counted() -> None:
     found = tally([Indicator(1, 10, 1e9, 1e9 + 5)])
     found.batch(2, 10, 0.0, 0.0, now_s=1e9 + 6)
     found.batch(3, 0, 1e9 + 6, 1e9 + 6, now_s=1e9 + 6)  # no record of it decoded
     assert found.counts(1e9 + 6) == (9.0, 5.0)
 
 
-def test_an_arrival_after_now_is_taken_for_now() -> None:
+def test_arrival_in_the_future_is_clipped_to_now() -> None:
     found = StreamTally(0.0)
     found.batch(0, 11, 90.0, 5000.0, now_s=100.0)
     assert found.counts(100.0) == (10.0, 10.0)
 
 
-def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() -> None:
+def test_stream_without_a_reader_is_counted_when_it_is_read_again() -> None:
     times = [i / 10 for i in range(1, 1001)]
     found = StreamTally(0.0)
     for batch in cut(times, 50):
@@ -143,7 +143,7 @@ def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() 
     assert found.rate(100.0, 49).value == pytest.approx(10, rel=0.02)
 
 
-def test_a_stream_that_stops_fades_once_an_open_batch_no_longer_explains_it() -> None:
+def test_rate_of_a_silent_stream_falls_after_an_open_batch_is_overdue() -> None:
     found = tally(cut([i / 10 for i in range(1, 1001)], 100))
     rates = [float(found.rate(now_s, 99).value) for now_s in (100.0, 109.0, 120.0, 200.0, 1e6)]
     assert rates[:2] == pytest.approx([10, 10], rel=0.01)
@@ -151,7 +151,7 @@ def test_a_stream_that_stops_fades_once_an_open_batch_no_longer_explains_it() ->
     assert rates[-1] < 0.01
 
 
-def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
+def test_stream_rate_follows_a_jump_within_a_few_half_lives() -> None:
     rng = np.random.default_rng(5)
     slow = poisson(rng, 50.0, 15000)  # 300 s
     fast = [slow[-1] + s for s in poisson(rng, 200.0, 40000)]  # 200 s
@@ -162,7 +162,7 @@ def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
     assert found.rate(500.0).value == pytest.approx(200, rel=0.1)
 
 
-def test_an_unheard_stream_is_what_the_prior_says_until_it_should_have_spoken() -> None:
+def test_rate_of_an_unseen_stream_is_its_prior_and_then_falls() -> None:
     found, prior = StreamTally(0.0), RatePrior(1.0, 0.1)
     with pytest.raises(ParameterError, match="seconds: no time has passed"):
         found.rate(5.0, 99)

@@ -36,7 +36,7 @@ half_lives = st.sampled_from([1.0, 30.0, math.inf])
 
 
 @given(half_lives, st.lists(st.floats(0.01, 50), min_size=1, max_size=10))
-def test_a_steady_stream_gives_one_tally_however_its_time_is_cut(
+def test_sums_do_not_depend_on_how_time_is_split(
     half_life_s: float, lengths_s: list[float]
 ) -> None:
     whole, cut, now_s = Sums(1, half_life_s), Sums(1, half_life_s), 0.0
@@ -52,7 +52,7 @@ def test_a_steady_stream_gives_one_tally_however_its_time_is_cut(
     st.lists(st.tuples(st.floats(0, 100), st.floats(0, 9)), min_size=1, max_size=8),
     st.randoms(use_true_random=False),
 )
-def test_contributions_may_come_in_any_order(
+def test_sums_do_not_depend_on_the_order_of_contributions(
     half_life_s: float, terms: list[tuple[float, float]], random: Random
 ) -> None:
     ordered, shuffled = Sums(1, half_life_s), Sums(1, half_life_s)
@@ -64,20 +64,20 @@ def test_contributions_may_come_in_any_order(
     assert shuffled.at(200.0) == pytest.approx(ordered.at(200.0))
 
 
-def test_a_contribution_counts_half_after_a_half_life() -> None:
+def test_contribution_counts_half_after_a_half_life() -> None:
     sums = Sums(1, 20.0)
     sums.add(10.0, 10.0, 8.0)
     assert [sums.at(now_s)[0] for now_s in (5.0, 10.0, 30.0, 70.0)] == pytest.approx([8, 8, 4, 1])
 
 
-def test_without_forgetting_a_tally_is_the_count() -> None:
+def test_sums_without_a_half_life_are_plain_totals() -> None:
     sums = Sums(2)
     sums.add(0.0, 1.0, 3.0, 1.0)
     sums.add(1.0, 5.0, 7.0, 4.0)
     assert sums.at(1e9) == [10.0, 5.0]
 
 
-def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
+def test_rate_from_sums_follows_a_jump_within_a_few_half_lives() -> None:
     rng, half_life_s = np.random.default_rng(1), 50.0
     sums, found = Sums(2, half_life_s), dict[int, float]()
     for second in range(1000):
@@ -89,9 +89,7 @@ def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
     assert found[600 + 250] == pytest.approx(300, rel=0.1)
 
 
-def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_often_as_it_says() -> (
-    None
-):
+def test_interval_of_decaying_sums_has_at_least_its_coverage() -> None:
     hits, runs = 0, 1000
     for counts in np.random.default_rng(2).poisson(5.0, (runs, 200)).tolist():
         sums = Sums(2, half_life_s=20.0)
@@ -102,7 +100,7 @@ def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_oft
     assert hits >= 0.9 * runs
 
 
-def test_availability_that_drops_is_followed() -> None:
+def test_decaying_sums_follow_a_drop_in_availability() -> None:
     forgetful, faithful = Sums(3, half_life_s=3000.0), Sums(3)
     for slot in range(60):  # one cycle each
         there_s = 900.0 if slot < 30 else 500.0
@@ -126,7 +124,7 @@ def test_availability_that_drops_is_followed() -> None:
         st.tuples(st.floats(0, 100), st.floats(0.01, 9), st.integers(1, 5)), min_size=3, max_size=9
     ),
 )
-def test_gradient_times_have_the_mean_of_numpy_and_its_standard_error(
+def test_gradient_tally_agrees_with_numpy_mean_and_standard_error(
     half_life_s: float, messages: list[tuple[float, float, int]]
 ) -> None:
     tally = GradientTally(half_life_s)
@@ -142,7 +140,7 @@ def test_gradient_times_have_the_mean_of_numpy_and_its_standard_error(
         assert tally.mean(100.0).std == pytest.approx(expected, abs=1e-7)
 
 
-def test_small_scatter_about_a_large_time_is_not_lost() -> None:
+def test_gradient_tally_keeps_small_scatter_of_large_times() -> None:
     rng = np.random.default_rng(3)
     tally = GradientTally(half_life_s=100.0)
     for at_s in range(1000):
@@ -151,7 +149,7 @@ def test_small_scatter_about_a_large_time_is_not_lost() -> None:
     assert float(tally.mean(1000.0).std) == pytest.approx(1e-3 / weight**0.5, rel=0.2)
 
 
-def test_messages_over_several_batches_give_the_error_of_the_mean_of_one() -> None:
+def test_interval_from_messages_of_several_batches_has_its_coverage() -> None:
     # Each message: m independent gradients of mean 0.02 s and standard deviation 0.004 s.
     rng, runs, hits = np.random.default_rng(4), 400, 0
     for _ in range(runs):
@@ -163,13 +161,13 @@ def test_messages_over_several_batches_give_the_error_of_the_mean_of_one() -> No
     assert 0.85 * runs <= hits <= 0.95 * runs
 
 
-def test_one_message_gives_a_mean_of_which_nobody_is_sure() -> None:
+def test_single_message_gives_a_mean_with_infinite_deviation() -> None:
     tally = GradientTally()
     tally.add(0.0, 0.06, 3)
     assert tally.mean(1.0).value == pytest.approx(0.02)
     assert tally.mean(1.0).std == math.inf
 
 
-def test_what_makes_no_sense_is_refused_by_name() -> None:
+def test_mean_of_an_empty_gradient_tally_is_rejected() -> None:
     with pytest.raises(ParameterError, match="seconds: no gradient was computed yet"):
         GradientTally().mean(0.0)

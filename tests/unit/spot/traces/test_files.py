@@ -34,7 +34,7 @@ def written(folder: Path, text: str, name: str = "trace.csv") -> Path:
     return path
 
 
-def test_one_series_of_price_records_lasts_as_long_as_the_recording(tmp_path: Path) -> None:
+def test_price_series_lasts_as_long_as_the_recording(tmp_path: Path) -> None:
     path = written(tmp_path, PRICES)
     read = read_trace(path, {"availability_zone": "a", "instance_type": "c5"})
     assert read.times_s.tolist() == [0, 60]
@@ -54,27 +54,27 @@ def test_one_series_of_price_records_lasts_as_long_as_the_recording(tmp_path: Pa
         ({"instance_type": "m5"}, "that series has 1 records; a trace needs two"),
     ],
 )
-def test_a_series_that_is_not_one_is_refused_with_what_there_is(
+def test_ambiguous_or_unknown_series_is_rejected_with_the_choices(
     tmp_path: Path, series: dict[str, str], found: str
 ) -> None:
     with pytest.raises(UserError, match=found):
         read_trace(written(tmp_path, PRICES), series)
 
 
-def test_of_many_choices_some_are_shown(tmp_path: Path) -> None:
+def test_error_shows_only_some_of_many_choices(tmp_path: Path) -> None:
     rows = "".join(f"2020-03-01T00:00:00Z,z{n:02},c5,x,1\n" for n in range(30))
     path = written(tmp_path, PRICES.splitlines()[0] + "\n" + rows)
     with pytest.raises(UserError, match="z00, z01, z02, z03, z04, z05 and 24 more"):
         read_trace(path)
 
 
-def test_price_records_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_price_records_out_of_order_are_rejected(tmp_path: Path) -> None:
     path = written(tmp_path, PRICES.replace("00:01:00Z", "00:02:00Z", 1))
     with pytest.raises(UserError, match=r"row 5 \(60 s\) is 60 s before the one above it"):
         read_trace(path, {"availability_zone": "a", "instance_type": "c5"})
 
 
-def test_a_grid_has_a_row_each_five_minutes_and_columns_that_end_sooner(tmp_path: Path) -> None:
+def test_grid_has_a_row_per_five_minutes_and_columns_can_end_early(tmp_path: Path) -> None:
     path = written(tmp_path, GRID)
     x, y = read_trace(path, column="x"), read_trace(path, column="y")
     assert (x.times_s.tolist(), x.values.tolist(), x.end_s) == ([0, 300, 600], [1, 2, 3], 900)
@@ -94,7 +94,7 @@ def test_a_grid_has_a_row_each_five_minutes_and_columns_that_end_sooner(tmp_path
         (GRID.replace("1,2,8", "1,-2,8"), "x", "row 3 .* holds no number of at least 0"),
     ],
 )
-def test_a_grid_is_whole_or_refused(
+def test_incomplete_or_invalid_grid_is_rejected(
     tmp_path: Path, text: str, column: str, found: str | None
 ) -> None:
     path = written(tmp_path, text)
@@ -105,7 +105,7 @@ def test_a_grid_is_whole_or_refused(
         read_trace(path, column=column)
 
 
-def test_a_plain_table_is_what_people_write_themselves(tmp_path: Path) -> None:
+def test_plain_table_of_times_and_values_is_read(tmp_path: Path) -> None:
     events = read_trace(written(tmp_path, "seconds,value\n0,4\n15,2\n60,0\n"))
     assert (events.values.tolist(), events.end_s) == ([4, 2, 0], 60)
     sampled = read_trace(written(tmp_path, "\ufeffseconds, value\n10, 4\n\n20, 2\n30, 0\n"))
@@ -114,13 +114,13 @@ def test_a_plain_table_is_what_people_write_themselves(tmp_path: Path) -> None:
     assert hours.times_s.tolist() == [0, 5400, 7200]
 
 
-def test_a_row_that_is_missing_from_a_sampled_table_is_found(tmp_path: Path) -> None:
+def test_missing_row_of_a_sampled_table_is_rejected(tmp_path: Path) -> None:
     rows = [f"{seconds},1" for seconds in range(0, 1200, 60) if seconds != 600]
     with pytest.raises(UserError, match=r"row 11 \(540 s\) is the last before a hole"):
         read_trace(written(tmp_path, "seconds,value\n" + "\n".join(rows)))
 
 
-def test_without_a_header_two_numbers_are_seconds_or_hours_and_a_count(tmp_path: Path) -> None:
+def test_table_without_header_has_seconds_or_hours_and_a_count(tmp_path: Path) -> None:
     steps = "0,0\n20,0\n20,4\n50,4\n50,12\n90,12\n"
     seconds = read_trace(written(tmp_path, steps.replace("\n", "\r\n")))
     assert seconds.times_s.tolist() == [0, 20, 50, 90]
@@ -129,7 +129,7 @@ def test_without_a_header_two_numbers_are_seconds_or_hours_and_a_count(tmp_path:
     assert hours.end_s == 90 * 3600
 
 
-def test_machines_that_come_and_go_are_counted(tmp_path: Path) -> None:
+def test_add_and_remove_events_are_counted(tmp_path: Path) -> None:
     text = "0,add,n1\n0,add,n2\n5000,remove,n1\n9000,add,n3\n20000,add,n1\n"
     read = read_trace(written(tmp_path, text))
     assert read.times_s.tolist() == [0, 5, 9, 20]
@@ -140,7 +140,7 @@ def test_machines_that_come_and_go_are_counted(tmp_path: Path) -> None:
         read_trace(written(tmp_path, text.replace("add,n2", "add,n1")))
 
 
-def test_counts_by_the_clock_must_go_forward(tmp_path: Path) -> None:
+def test_counts_with_dates_must_be_in_order(tmp_path: Path) -> None:
     text = "2021-12-10, 23:59:30, 80\n2021-12-11, 00:00:30, 70\n2021-12-11, 00:01:00, 60\n"
     read = read_trace(written(tmp_path, text))
     assert (read.times_s.tolist(), read.values.tolist()) == ([0, 60, 90], [80, 70, 60])
@@ -150,7 +150,7 @@ def test_counts_by_the_clock_must_go_forward(tmp_path: Path) -> None:
         )
 
 
-def test_json_holds_availability_and_sometimes_prices(tmp_path: Path) -> None:
+def test_json_file_has_availability_and_optional_prices(tmp_path: Path) -> None:
     document = {"metadata": {"gap_seconds": 30}, "data": [0, 1, 1], "prices": [0.5, 0.5, 0.7]}
     path = tmp_path / "zone.json.gz"
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
@@ -174,12 +174,12 @@ def test_json_holds_availability_and_sometimes_prices(tmp_path: Path) -> None:
         ("seconds,value\n", "two rows or more, and has 0"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, found: str) -> None:
+def test_file_that_is_not_a_trace_is_rejected(tmp_path: Path, text: str, found: str) -> None:
     with pytest.raises(UserError, match=found):
         read_trace(written(tmp_path, text))
 
 
-def test_a_choice_where_there_is_none_and_a_file_that_is_not_there_are_refused(
+def test_unsupported_choice_and_missing_file_are_rejected(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(UserError, match=r"series: trace\.csv has no rows to choose from"):
@@ -194,7 +194,7 @@ def test_a_choice_where_there_is_none_and_a_file_that_is_not_there_are_refused(
         read_trace(tmp_path / "none.csv")
 
 
-def test_an_experiment_names_file_speed_and_start(tmp_path: Path) -> None:
+def test_traced_applies_speed_and_start_of_its_specification(tmp_path: Path) -> None:
     written(tmp_path, GRID)
     spec = TraceSpec(file="trace.csv", column="x", speed=100, start_s=300)
     read, rng = traced(spec, tmp_path), np.random.default_rng(1)
@@ -238,7 +238,7 @@ def test_an_experiment_names_file_speed_and_start(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_recorded_files_are_read_as_they_are_described(
+def test_recorded_files_have_their_documented_length_and_mean(
     file: str, series: dict[str, str], column: str, days: float, mean: float | None
 ) -> None:
     read = read_trace(RECORDED / file, series, column)
@@ -248,7 +248,7 @@ def test_recorded_files_are_read_as_they_are_described(
 
 
 @recorded
-def test_a_recorded_file_that_steps_back_in_time_is_refused() -> None:
+def test_recorded_file_out_of_order_is_rejected() -> None:
     path = RECORDED / "spot-traces/bamboo/gcp-v100x1-us-east1-c-2021-12.csv.gz"
     with pytest.raises(UserError, match=r"row 4 \(60 s\) is 60 s before the one above it"):
         read_trace(path)

@@ -22,18 +22,18 @@ def trace(times_s: list[float], values: list[float], end_s: float) -> Trace:
 THREE = trace([0, 10, 30], [5, 1, 3], 40)
 
 
-def test_a_value_holds_until_the_next_and_all_begins_again_at_the_end() -> None:
+def test_value_holds_until_the_next_and_the_trace_repeats() -> None:
     times = np.array([0, 9.9, 10, 29.9, 30, 39.9, 40, 50, 95])
     assert THREE.value_at(times).tolist() == [5, 5, 1, 1, 3, 3, 5, 1, 1]
     assert float(THREE.value_at(10.0)) == 1
 
 
-def test_the_mean_and_shares_weigh_each_value_by_the_time_it_holds() -> None:
+def test_mean_and_share_weight_values_by_their_duration() -> None:
     assert THREE.mean() == pytest.approx((5 * 10 + 1 * 20 + 3 * 10) / 40)
     assert THREE.share(THREE.values > 2) == pytest.approx(0.5)
 
 
-def test_at_another_speed_the_same_is_seen_sooner() -> None:
+def test_faster_trace_has_the_same_values_sooner() -> None:
     fast = THREE.faster(20)
     assert fast.end_s == 2
     times = np.linspace(0, 3, 31) + 1e-9
@@ -54,21 +54,21 @@ def test_at_another_speed_the_same_is_seen_sooner() -> None:
         ([0, 10], [1, 1], math.inf, "ends at inf s"),
     ],
 )
-def test_what_is_no_trace_is_refused_by_row(
+def test_invalid_trace_is_rejected_with_its_row(
     times_s: list[float], values: list[float], end_s: float, found: str
 ) -> None:
     with pytest.raises(UserError, match=found):
         trace(times_s, values, end_s)
 
 
-def test_a_hole_in_a_sampled_trace_is_refused_and_a_late_row_is_not() -> None:
+def test_hole_in_a_sampled_trace_is_rejected_and_a_late_row_is_not() -> None:
     late = trace_from_rows([0, 10, 24, 30], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
     assert late.end_s == 40
     with pytest.raises(UserError, match=r"f\.csv: row 3 \(10 s\) is the last before a hole"):
         trace_from_rows([0, 10, 30, 40], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
 
 
-def test_of_rows_with_one_time_the_last_wins_and_any_origin_will_do() -> None:
+def test_last_row_of_a_time_counts_and_times_start_at_zero() -> None:
     made = trace_from_rows([100, 110, 110, 130], [1, 2, 3, 4], [1, 2, 3, 4], "f.csv")
     assert made.times_s.tolist() == [0, 10, 30]
     assert made.values.tolist() == [1, 3, 4]
@@ -78,14 +78,14 @@ def test_of_rows_with_one_time_the_last_wins_and_any_origin_will_do() -> None:
     assert longer.end_s == 50
 
 
-def test_rows_out_of_order_are_named_by_their_number_in_the_file() -> None:
+def test_rows_out_of_order_are_reported_by_their_number_in_the_file() -> None:
     with pytest.raises(UserError, match=r"f\.csv: row 9 \(-5 s\) is 15 s before"):
         trace_from_rows([0, 10, -5], [1, 1, 1], [7, 8, 9], "f.csv")
     with pytest.raises(UserError, match=r"f\.csv: row 8 has no finite time"):
         trace_from_rows([0, math.inf, -5], [1, 1, 1], [7, 8, 9], "f.csv")
 
 
-def test_sampled_file_is_distinguished_from_one_of_events() -> None:
+def test_usual_gap_s_is_none_for_events() -> None:
     assert usual_gap_s([*range(0, 100, 5), 110, 115]) == 5
     assert usual_gap_s([0, 3, 10, 11, 30]) is None
     assert usual_gap_s([0, 10, 10, 20]) is None
@@ -105,7 +105,7 @@ quarters = st.integers(0, 800).map(lambda count: count / 4)
 
 
 @given(traces(), st.lists(quarters, min_size=1, max_size=5), st.lists(quarters, max_size=12))
-def test_readers_see_what_a_search_at_each_moment_finds(
+def test_cursor_returns_the_value_at_each_time(
     recorded: Trace, starts_s: list[float], moments_s: list[float]
 ) -> None:
     starts = np.array(starts_s)
@@ -115,7 +115,7 @@ def test_readers_see_what_a_search_at_each_moment_finds(
 
 
 @given(traces(), quarters, quarters)
-def test_the_next_change_is_later_and_nothing_changes_before_it(
+def test_next_change_is_later_and_no_value_changes_before_it(
     recorded: Trace, start_s: float, now_s: float
 ) -> None:
     cursor = TraceCursor(recorded, np.array([start_s]))
@@ -131,7 +131,7 @@ def test_the_next_change_is_later_and_nothing_changes_before_it(
         assert float(recorded.value_at(start_s + next_s)) != value
 
 
-def test_who_waits_for_each_next_change_gets_on_despite_rounding() -> None:
+def test_next_change_advances_despite_rounding() -> None:
     fast = trace([0, 0.1, 0.3], [0, 1, 2], 0.7).faster(3)
     cursor = TraceCursor(fast, np.array([0.1 + 1e-3, 0.2 / 3]))
     now_s, seen = 0.0, [cursor.at(0.0)]

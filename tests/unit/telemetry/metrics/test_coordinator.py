@@ -12,7 +12,7 @@ def scraped(metrics: CoordinatorMetrics) -> set[str]:
     return {line for line in lines if not line.startswith("#")}
 
 
-def test_age_of_checkpoint_is_asked_at_each_scrape() -> None:
+def test_age_of_checkpoint_is_computed_at_each_scrape() -> None:
     ages = iter((1.5, 2.5, None))
     metrics = CoordinatorMetrics(lambda: next(ages))
     assert "doll_checkpoint_age_seconds 1.5" in scraped(metrics)
@@ -20,7 +20,7 @@ def test_age_of_checkpoint_is_asked_at_each_scrape() -> None:
     assert not any(line.startswith("doll_checkpoint_age") for line in scraped(metrics))
 
 
-def test_replica_that_holds_a_job_that_it_cannot_lead_reports_so() -> None:
+def test_replica_that_holds_a_job_without_leading_reports_it() -> None:
     metrics = CoordinatorMetrics()
     assert {"doll_leading 0.0"} <= scraped(metrics)
     assert not any(line.startswith("doll_job_held") for line in scraped(metrics))

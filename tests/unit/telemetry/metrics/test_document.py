@@ -9,13 +9,13 @@ from common.telemetry.metrics.__main__ import document, sections
 DOCUMENT = Path(__file__).parents[4] / "docs/reference/metrics.md"
 
 
-def test_the_document_is_as_the_command_prints_it() -> None:
+def test_metrics_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == document(), (
         "python -m common.telemetry.metrics > docs/reference/metrics.md"
     )
 
 
-def test_every_metric_has_its_line_once() -> None:
+def test_every_metric_has_one_line_in_the_document() -> None:
     lines = document().splitlines()
     for metrics in sections().values():
         for metric in metrics:

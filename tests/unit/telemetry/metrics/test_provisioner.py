@@ -63,7 +63,7 @@ class Bench:
         self.metrics.report = report_of(ledger, SETTINGS, 20, 800, T0 + 1800)
 
 
-def test_who_is_not_in_charge_says_that_and_nothing_more() -> None:
+def test_provisioner_not_in_charge_reports_only_that() -> None:
     bench = Bench()
     bench.take_charge()
     bench.metrics.report = None
@@ -78,8 +78,9 @@ def test_provisioner_in_charge_reports_every_metric() -> None:
     assert bench.values("doll_provisioning") == {(): 1.0}
 
 
-def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> None:
-    # Since T0, 3600 s ago: a spot machine at 0.25 $/h, one of 1800 s, and one on demand at 1 $/h.
+def test_values_are_those_of_the_ledger_at_the_time_of_the_scrape() -> None:
+    # Machines in the 3600 s since T0: a spot machine at 0.25 $/h for the whole time, another one
+    # for 1800 s, and an on-demand machine at 1 $/h.
     bench = Bench()
     bench.take_charge()
     spent_usd = 0.25 + 0.125 + 1.0

@@ -28,7 +28,7 @@ def test_metric_has_name_of_its_kind_and_a_sentence_as_help(metric: Declared) ->
         assert metric.name.endswith(("_per_second", "doll_learning_rate"))
 
 
-def test_no_name_is_declared_twice() -> None:
+def test_metric_names_are_unique() -> None:
     names = [metric.name for _, metric in DECLARED]
     assert len(names) == len(set(names))
 
@@ -58,7 +58,7 @@ def test_process_exposes_metrics_of_all_jobs_in_one_family_with_their_names() ->
     assert process.registry.get_sample_value("doll_wait_seconds_count", of_others) == 1
 
 
-def test_forgotten_job_has_no_series_even_if_somebody_still_counts() -> None:
+def test_forgotten_job_has_no_series_even_if_it_still_counts() -> None:
     process, digits, others = ProcessMetrics("coordinator"), Measures(), Measures()
     process.follow("digits", digits)
     process.follow("letters", others)
@@ -70,7 +70,7 @@ def test_forgotten_job_has_no_series_even_if_somebody_still_counts() -> None:
     assert 'doll_updates_total{job_name="letters"} 0.0' in exposed
 
 
-def test_newer_metrics_of_a_job_replace_older_ones_that_are_forgotten_later() -> None:
+def test_newer_metrics_of_a_job_survive_forgetting_older_ones() -> None:
     process, old, new = ProcessMetrics("coordinator"), Measures(), Measures()
     process.follow("digits", old)
     old.updates.inc(2)

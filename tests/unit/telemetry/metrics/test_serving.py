@@ -31,7 +31,7 @@ def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
         connection.close()
 
 
-def test_metrics_are_served_and_say_what_they_mean() -> None:
+def test_metrics_are_served_with_their_help() -> None:
     metrics = ProcessMetrics("coordinator")
     metrics.follow("digits", CoordinatorMetrics(lambda: 1.5))
     status, text = asked(serve(metrics, Watchdog(), HERE, 0), "/metrics")
@@ -43,7 +43,7 @@ def test_metrics_are_served_and_say_what_they_mean() -> None:
     assert "process_cpu_seconds_total" in text
 
 
-def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None:
+def test_process_with_stalled_loop_is_unhealthy_until_it_resumes() -> None:
     clock = ManualClock()
     watchdog = Watchdog(clock)
     port = serve(ProcessMetrics("coordinator"), watchdog, HERE, 0)
@@ -54,7 +54,7 @@ def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None
     assert asked(port, "/healthz")[0] == 200
 
 
-def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
+def test_each_loop_of_a_process_has_its_own_limit_until_it_ends() -> None:
     clock = ManualClock()
     watchdogs = Watchdogs(clock)
     port = serve(ProcessMetrics("coordinator"), watchdogs, HERE, 0)
@@ -71,25 +71,25 @@ def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
     assert asked(port, "/healthz") == (200, "healthy\n")
 
 
-def test_what_is_not_there_is_not_found() -> None:
+def test_unknown_path_is_not_found() -> None:
     port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     assert asked(port, "/")[0] == 404
 
 
-def test_an_address_that_is_taken_is_refused_by_name() -> None:
+def test_address_in_use_is_refused_by_name() -> None:
     port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: .*; set DOLL_METRICS_PORT"):
         serve(ProcessMetrics("coordinator"), Watchdog(), HERE, port)
 
 
 @pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
-def test_health_is_reported_where_there_is_ipv6(host: str, at: str) -> None:
+def test_health_is_served_on_ipv6(host: str, at: str) -> None:
     assert (
         asked(serve(ProcessMetrics("coordinator"), Watchdog(), host, 0), "/healthz", at)[0] == 200
     )
 
 
-def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
+def test_silent_clients_do_not_block_other_requests() -> None:
     port = serve(ProcessMetrics("coordinator"), Watchdog(), HERE, 0)
     with ExitStack() as stack:
         silent = [
@@ -120,7 +120,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("error", "expected"), [(ConnectionResetError("hung up"), 0), (ValueError("ours"), 1)]
 )
-def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
+def test_only_our_own_scrape_failures_are_logged(
     error: Exception,
     expected: int,
     caplog: pytest.LogCaptureFixture,

@@ -8,7 +8,7 @@ from common.telemetry.metrics.worker import WorkerMetrics
 OWN = {metric.name for metric in sections()["Workers"]}
 
 
-def test_every_metric_has_a_zero_to_count_from() -> None:
+def test_every_worker_metric_starts_at_zero() -> None:
     metrics = WorkerMetrics(("a", "b"))
     names = {
         family.name + "_total" * (family.type == "counter")
