@@ -8,7 +8,9 @@ import re
 import subprocess
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,23 @@ OPENERS = frozenset(
 # Comments for programs, which stand behind the code that they are about.
 DIRECTIVE = re.compile(r"# (noqa|type: ignore|pragma)")
 LONGEST_TRAILING = 30
+# First words of comments that are part of a sentence which stands elsewhere.
+FRAGMENTS = frozenset(
+    [
+        "of", "by", "for", "in", "from", "to", "with", "as", "until", "so", "likewise", "that",
+        "which", "who", "whose", "what", "between", "else", "after", "since", "while",
+    ]
+)  # fmt: skip
+# Phrases that hide who does what, or how much. Each of many peers has fewer than 2 in 10,000 words.
+VAGUE = re.compile(
+    r"\b(?:whoever|whatever|whomever|likewise|anew|lets? go|wh(?:ich|om) (?:of|by|in|for|from|to)"
+    r"|(?:of|by|in|for|from|to) wh(?:ich|om)|so (?:many|long|much|often|few)"
+    r"|(?:go|goes|going|went) on|(?:is|are|was|were) (?:told|heard of|asked|away|back)"
+    r"|(?:is|are|has|have) none|where (?:there|it|that|none|no|one|they))\b",
+    re.IGNORECASE,
+)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+MOST_VAGUE = 10
 
 
 def parts(name: str) -> list[str]:
@@ -107,21 +126,35 @@ def double_classes(files: Mapping[str, str]) -> list[str]:
     places = defaultdict[str, list[str]](list)
     for path, text in files.items():
         if path.startswith(PRODUCT) and path.endswith(".py"):
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(parsed(text)):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(f"{path}:{node.lineno}")
     return [f"{name}: {', '.join(there)}" for name, there in places.items() if len(there) > 1]
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """Parse a file once."""
+    return ast.parse(text)
+
+
+def docstrings_of(text: str) -> dict[ast.expr, str]:
+    """Return docstrings, those of attributes included."""
+    return {
+        node.value: node.value.value
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
 
 
 def bad_docstrings(text: str) -> list[int]:
     """Return the lines of docstrings that open with one of `OPENERS`."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and (node.value.value.split() or [""])[0] in OPENERS
+        for node, docstring in docstrings_of(text).items()
+        if (docstring.split() or [""])[0] in OPENERS
     ]
 
 
@@ -138,10 +171,56 @@ def long_trailing_comments(text: str) -> list[int]:
     ]
 
 
-def sources() -> dict[str, str]:
-    """Return the texts of all Python and JavaScript files that git tracks."""
-    listed = subprocess.run(
-        ["git", "ls-files", "*.py", "*.js"],  # noqa: S607 -- whichever git there is
+def comments_of(text: str) -> dict[int, str]:
+    """Return the comments for people by line."""
+    return {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string)
+    }
+
+
+def fragments(text: str) -> list[int]:
+    """Return the lines of comments that begin in the middle of a sentence."""
+    comments = comments_of(text)
+    return [
+        line
+        for line, comment in comments.items()
+        if line - 1 not in comments and re.split(r"\W+", comment.lower())[0] in FRAGMENTS
+    ]
+
+
+def code_texts(text: str) -> list[str]:
+    """Return docstrings and comments."""
+    return [*docstrings_of(text).values(), *comments_of(text).values()]
+
+
+def strings_of(text: str) -> list[str]:
+    """Return the strings of five words or more that are no docstrings."""
+    docstrings = docstrings_of(text)
+    return [
+        node.value
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and len(node.value.split()) >= 5
+        and node not in docstrings
+    ]
+
+
+def vague_per_10000(texts: Iterable[str]) -> float:
+    """Return how many phrases of 10,000 words are vague."""
+    words = hits = 0
+    for text in texts:
+        words += len(text.split())
+        hits += len(VAGUE.findall(text))
+    return 10_000 * hits / max(words, 1)
+
+
+def sources(*patterns: str) -> dict[str, str]:
+    """Return the texts of files that git tracks by path, by default of Python and JavaScript."""
+    listed = subprocess.run(  # noqa: S603 -- fixed arguments
+        ["git", "ls-files", *(patterns or ("*.py", "*.js"))],  # noqa: S607 -- whichever git there is
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -167,16 +246,27 @@ def test_no_two_public_classes_of_the_product_share_a_name() -> None:
 
 @pytest.mark.parametrize(
     ("find", "most"),
-    [(bad_docstrings, 0.01), (long_trailing_comments, 0.02)],
-    ids=["docstrings", "trailing comments"],
+    [(bad_docstrings, 0.001), (long_trailing_comments, 0.005), (fragments, 0.005)],
+    ids=["docstrings", "trailing comments", "fragments"],
 )
 def test_prose_of_python_files_follows_its_rules(
     find: Callable[[str], list[int]], most: float
 ) -> None:
-    files = {path: text for path, text in sources().items() if path.endswith(".py")}
+    files = sources("*.py")
     found = [f"{path}:{line}" for path, text in files.items() for line in find(text)]
-    count = sum(text.count('"""') // 2 for text in files.values())
+    count = sum(len(docstrings_of(text)) for text in files.values())
     assert len(found) <= most * count, found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts_of"),
+    [("*.py", code_texts), ("*.py", strings_of), ("*.md", lambda text: [FENCED.sub("", text)])],
+    ids=["docstrings and comments", "strings", "pages"],
+)
+def test_few_phrases_are_vague(pattern: str, texts_of: Callable[[str], list[str]]) -> None:
+    texts = {path: texts_of(text) for path, text in sources(pattern).items()}
+    worst = sorted(texts, key=lambda path: -len(VAGUE.findall(" ".join(texts[path]))))[:5]
+    assert vague_per_10000(chain.from_iterable(texts.values())) <= MOST_VAGUE, worst
 
 
 def test_sentences_that_break_a_rule_are_found_in_made_up_sources() -> None:
@@ -184,12 +274,20 @@ def test_sentences_that_break_a_rule_are_found_in_made_up_sources() -> None:
 X = 3  # seconds since somebody was last seen alive
 Y = 4  # seconds
 Z = 5  # noqa: ANN401 -- a reason that is longer than thirty characters
-# A comment of its own line may be as long as it wants.
+# A comment of its own line may be as long as it wants, and its second line may begin
+# with any word.
+# of a job
 def f():
-    """Return it."""
+    """Return it anew."""
+    # of a job
+    return "whoever it is, let go of it"
 '''
     assert bad_docstrings(text) == [1]
     assert long_trailing_comments(text) == [2]
+    assert fragments(text) == [10]
+    assert vague_per_10000(["It is back."]) == 10_000 / 3
+    assert vague_per_10000(strings_of(text)) == 20_000 / 7
+    assert [len(VAGUE.findall(each)) for each in code_texts(text)[:2]] == [0, 1]
 
 
 @pytest.mark.parametrize(

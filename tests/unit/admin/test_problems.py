@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "body",
     [r'{"\ud800": 1}', r'{"reason": "\ud800"}', r'{"job": "\ud800"}', r'{"curve": "\ud800"}'],
 )
-def test_lone_surrogate_in_a_body_returns_a_client_error(
+def test_unpaired_surrogate_in_a_body_returns_a_client_error(
     world: World, method: str, path: str, body: str
 ) -> None:
     world.streams("clinic-a", "clinic-b")
