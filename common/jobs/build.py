@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from common.errors import UnavailableError
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, check_size, fit_base, task_of
@@ -82,7 +83,13 @@ def share_base(
     own = model.base.digest
     if store is None or not own:
         return
-    stored = store.base_digest()
+    try:
+        stored = store.base_digest()
+    except UnavailableError:
+        # Without the right to list, S3 refuses to say that a name does not exist.
+        if not write:
+            raise
+        stored = ""
     if not stored and write:
         stored = store.put_base(own, model.base.save())
     if stored:

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from common.errors import CorruptError, OtherModelError, UserError
+from common.errors import CorruptError, OtherModelError, UnavailableError, UserError
 from common.jobs.build import share_base
 from common.learning.base import Base
 from common.learning.checkpoint import merged, save_weights, weights_in
@@ -240,3 +240,19 @@ def test_file_of_trained_and_frozen_tensors_loads_into_the_plain_module(tmp_path
     assert torch.equal(loaded["backbone.weight"], own["backbone.weight"])
     assert torch.equal(loaded["rounded"], own["rounded"])
     assert torch.equal(loaded["head.bias"], own["head.bias"] + 1)
+
+
+def test_first_writer_without_the_right_to_list_stores_its_base() -> None:
+    class NoList(MemoryBlobs):
+        """Like S3 without `s3:ListBucket`."""
+
+        def get(self, name: str) -> bytes | None:
+            """Refuse to say that a name does not exist."""
+            if (data := super().get(name)) is None:
+                raise UnavailableError("403", "storage")
+            return data
+
+    task, store = FrozenTask(), CheckpointStore(NoList(), "job")
+    model = FlatModel(build_model(task, SEED))
+    share_base(model, task, SEED, store, write=True)
+    assert store.base_digest() == model.base.digest
