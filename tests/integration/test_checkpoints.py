@@ -95,7 +95,7 @@ def tear_all(blobs: Blobs, _job: str) -> str:
     for name in blobs.names(""):
         if name.endswith("manifest.json"):
             blobs.put(name, b"{")
-    return "there are checkpoints, but none to go on from"
+    return "there are checkpoints, but none can be used to continue"
 
 
 def exchange_model(blobs: Blobs, job: str) -> str:

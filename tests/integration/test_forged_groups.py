@@ -109,27 +109,33 @@ def attempt(trigger: UpdateTrigger) -> AttemptId:
 
 
 REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
-    "2^62 numbers": (lambda t: state(t, numbers=2**62), "numbers: its model has more than"),
+    "2^62 numbers": (
+        lambda t: state(t, numbers=2**62),
+        "numbers: the reported model has more than",
+    ),
     "numbers that others do not have": (lambda t: state(t, numbers=2**39), "that of most workers"),
     "a negative number": (lambda t: state(t, numbers=-1), ""),
     "seconds that are no number": (lambda t: state(t, began_s=float("nan")), ""),
     "a version that nobody made": (
         lambda t: state(t, made=ModelId(t.id.epoch, 10**6)),
-        "made: it holds version 1000000",
+        "made: the report names version 1000000",
     ),
     "a trigger that nobody posted": (
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch, 2**62)),
-        "heard: it names a trigger",
+        "heard: the report names a trigger",
     ),
     "another leader's trigger": (
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch + 1, 1)),
-        "heard: it names a trigger",
+        "heard: the report names a trigger",
     ),
     "the newest version in nobody's hands": (lambda t: state(t, made=made(t)), ""),
-    "a slice that there is not": (lambda t: state(t, slices=(99,)), "slices: it holds slice 99"),
+    "a slice that there is not": (
+        lambda t: state(t, slices=(99,)),
+        "slices: the report names slice 99",
+    ),
     "another process of a member's name": (
         lambda t: state(t, worker=WorkerId("w1"), made=made(t)),
-        "two processes run as w1",
+        "two processes run as worker w1",
     ),
     "an old report of a member": (
         lambda t: state(
@@ -241,10 +247,12 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
         return set() if trigger.group is UNSET else {*trigger.group.membership.members}
 
     await_condition(
-        lambda: status_says().startswith("two processes run as w1"), "the status says so"
+        lambda: status_says().startswith("two processes run as worker w1"), "the status says so"
     )
     await_condition(lambda: "left_out" in cluster.said("c1"), "and the leader's log")
-    await_condition(lambda: "another process of this name" in cluster.said(double), "and its own")
+    await_condition(
+        lambda: "another process with this worker name" in cluster.said(double), "and its own"
+    )
     first = member(newest(cluster), "w1")
     for _ in range(2):
         goes_on(cluster, "a second process of a name")

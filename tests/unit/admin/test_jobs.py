@@ -468,7 +468,7 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
     job_store = JobOperations(digits.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422

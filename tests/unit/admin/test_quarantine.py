@@ -55,7 +55,7 @@ def test_it_is_listed_page_by_page_with_what_an_operator_may_do(held: World) -> 
         "batch": 1,
         "records": 3,
         "spans": [["clinic-a", 0, 2, 7]],
-        "reason": "poison: its workers died of it",
+        "reason": "poison: its workers died while they computed it",
         "final": "",
     }
     rest = held.get(f"{SHOW}?limit=2&after={first['next']}")

@@ -495,7 +495,7 @@ def test_job_that_waits_for_a_checkpoint_is_resumed_without_it(world: World) -> 
 def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:
     submitted(world)
     job_store = JobStore(world.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
 
     world.run("job", "resume", "digits", "--from", "latest")

@@ -156,7 +156,9 @@ def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> 
     bench.tick(0.6)
     assert bench.model.version == 2
     send(bench, A, 3)
-    assert the(send(bench, B, 0, version=0), do.Drop).reason == "of version 0, too old"
+    assert (
+        the(send(bench, B, 0, version=0), do.Drop).reason == "the gradient's version 0 is too old"
+    )
 
 
 def test_a_trigger_says_at_which_versions_gradients_are_awaited() -> None:
@@ -247,7 +249,7 @@ def test_a_gradient_that_was_walked_counts_in_no_other_round() -> None:
     bench = leading(changed(local_rate=0.25))
     bench.announce(A, B)
     said = send(bench, A, 0)
-    assert the(said, do.Drop).reason == "was taken on a walk at rate 0, not 0.25"
+    assert the(said, do.Drop).reason == "the gradient was computed with local rate 0, expected 0.25"
     assert asked(said) == {B: [0]}  # its order is void
 
 
@@ -380,7 +382,7 @@ def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
     fail(bench, A, 0, "not_finite")
     assert of_kind(bench.said, do.Hold) == []
     fail(bench, B, 1, "not_finite")
-    assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches, one after the other")
+    assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches in a row")
 
 
 def test_a_finite_gradient_in_between_is_no_divergence() -> None:

@@ -289,8 +289,8 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
     replica = bench.replica()
     replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
     reason = bench.job_store.get("bad").reason
-    assert reason.startswith("Kafka refuses a record of this job again and again: ")
-    assert reason.endswith("; mend that, then `doll job resume bad`")
+    assert reason.startswith("Kafka repeatedly refuses a record of this job: ")
+    assert reason.endswith("; correct the cause, then run `doll job resume bad`")
     assert (
         replica.metrics.registry.get_sample_value(
             "doll_job_faults_total", {"job_name": "bad", "kind": "fault"}
@@ -318,7 +318,7 @@ def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
     reason = bench.job_store.get("bad").reason
     assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
     repair = ",".join(f"{name}={right[name]}" for name in settings)
-    assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
+    assert f"--entity-name {topic} --add-config {repair}; then run `doll job resume bad`" in reason
     until(lambda: replica.leads("innocent"), "the other one is led")
 
     bench.log.configure(topic, right)
@@ -350,7 +350,7 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
 
     replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
     record = bench.job_store.get("bad")
-    assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
+    assert "failed 5 times in a row, the last time with ZeroDivisionError: a bug" in record.reason
     assert "in settings" in record.detail
     until(lambda: replica.leads("innocent"), "the other one is led")
     replica.look()

@@ -202,7 +202,7 @@ def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
         lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has come"
     )
     record = bench.job_store.get(NAME)
-    assert (record.reason, record.revision) == ("its deadline has come", 1)
+    assert (record.reason, record.revision) == ("its deadline has passed", 1)
 
 
 def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
@@ -292,7 +292,7 @@ def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version
     later.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
     reason = bench.job_store.get(NAME).reason
     assert "at place 1 it has the parameter '2.weight' (16, 1, 3, 3) float32, but the" in reason
-    assert "--after-loss --from-start` begins again with version 0" in reason
+    assert "--after-loss --from-start` starts again from version 0" in reason
 
 
 def live(bench: Bench) -> int:
@@ -356,7 +356,9 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
     later = lead_on(bench, "c3")
     later.look_until(lambda: bench.job_store.get(NAME).held, "nothing of the snapshot is left")
     reason = bench.job_store.get(NAME).reason
-    assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
+    assert (
+        "lost records that Kafka had acknowledged: it has other records from offset 0 on" in reason
+    )
     assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
@@ -374,12 +376,12 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
 
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
     reason = bench.job_store.get(NAME).reason
-    assert f"the topic {place.topic} was deleted and created anew" in reason
+    assert f"the topic {place.topic} was deleted and recreated" in reason
     assert f"`doll job resume {NAME} --after-loss`" in reason
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss())
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "no snapshot is covered")
     reason = bench.job_store.get(NAME).reason
-    assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` starts again" in reason
     bench.job_store.patch(NAME, "from the start, then", after_loss=AfterLoss(from_start=True))
     until_led(bench)
     assert bench.job_store.get(NAME).after_loss == 2

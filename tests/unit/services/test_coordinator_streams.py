@@ -289,7 +289,7 @@ def test_of_the_streams_of_an_older_programs_job_only_this_process_knows_what_th
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
     [reason] = bench.lost
-    assert "clinic-a was deleted and created anew" in reason
+    assert "clinic-a was deleted and recreated" in reason
     assert "--from digits" in reason
 
 
@@ -396,7 +396,7 @@ def test_job_without_workers_learns_at_which_jobs_they_are(bench: Bench) -> None
     bench.roster.put([WorkerPlacement("w1", job="b", tasks=(task,))])
     bench.watch.turn()
     with closing(bench.boards.board(NAME)) as board:
-        assert board.unable() == {TURN: "it is another job's turn: the worker is at `b`"}
+        assert board.unable() == {TURN: "another job has its turn: the worker is working for `b`"}
         for _ in range(round(2 * TURNS_TTL_S)):
             bench.clock.advance(PUBLISH_S)
             bench.watch.turn()

@@ -141,7 +141,7 @@ def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> No
 def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` goes on"
+    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` continues"
     bench.have_weights()
     for _ in range(2):
         bench.carry_out(do.AwaitCheckpoint(reason))
@@ -201,9 +201,9 @@ def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:
 
 def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: Bench) -> None:
     bench.job_store.patch(NAME, "no hurry", changed={"deadline_s": 9000.0})
-    bench.carry_out(do.Finish("its deadline has come", 0))
+    bench.carry_out(do.Finish("its deadline has passed", 0))
     assert bench.job_store.get(NAME).wanted == "running"
-    bench.carry_out(do.Finish("its deadline has come", 1))
+    bench.carry_out(do.Finish("its deadline has passed", 1))
     assert bench.job_store.get(NAME).wanted == "stopped"
 
 
@@ -313,7 +313,7 @@ def test_metrics_of_a_leader_carry_its_epoch_until_it_steps_down(
     caplog.set_level(logging.INFO)
     found = bench.have_weights()
     bench.carry_out(do.Begin(7, found.snapshots[0]))
-    bench.carry_out(do.StepDown("the lease is held by another"))
+    bench.carry_out(do.StepDown("another coordinator has the lease"))
     bench.carry_out(do.Hold("diverged"))
     logged = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
     assert logged == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
@@ -511,7 +511,7 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
 ) -> None:
     # A leader that steps down and finds another snapshot has weights without a version so far.
     begins(evaluated, 17)
-    evaluated.carry_out(do.StepDown("the lease is held by another"))
+    evaluated.carry_out(do.StepDown("another coordinator has the lease"))
     (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))
     assert isinstance(found, events.SnapshotsFound)
     assert len(list(evaluated.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))) == 1

@@ -37,7 +37,7 @@ def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
         return room_for_slices(MIB << 2, 2, 32, 6, mib << 20)
 
     assert [room(mib) for mib in (48, 49, 50, 58, 112, 9000)] == [0, 0, 1, 5, 32, 32]
-    with pytest.raises(UserError, match="take 48 MiB of each worker, more than 47"):
+    with pytest.raises(UserError, match="need 48 MiB in each worker, but only 47"):
         room(47)
 
 

@@ -350,7 +350,7 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
     # A search starts over after each torn snapshot.
     for _ in range(2):
         found(store)
-    assert "none to go on from (3-10: trainer.safetensors is missing" in store.unreadable
+    assert "none can be used to continue (3-10: trainer.safetensors is missing" in store.unreadable
     assert "3-20: manifest.json does not parse" in store.unreadable
 
     blobs.content.update(whole)

@@ -357,7 +357,7 @@ def test_a_job_whose_task_is_not_here_is_left_to_others_and_reported_once(bench:
 
     assert worker.selected() is None
     [line] = bench.events("job_left_to_others")
-    assert line["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
+    assert line["reason"] == "its task alien.tasks:Task is not in this worker's DOLL_TASKS"
     bench.submit("digits")
     bench.turns(worker, 1)
     assert named(worker.selected()) == "digits"
