@@ -240,11 +240,7 @@ class Rounds:
         deadlines = self._deadlines(version, offsets)
         last = taken_at + round_.synchrony.staleness
         deadlines[round_.number] = min(deadlines[round_.number], last)
-        return (
-            ""
-            if fits(deadlines.values(), version)
-            else f"the gradient's version {taken_at} is too old"
-        )
+        return "" if fits(deadlines.values(), version) else f"version {taken_at} is too old"
 
     def requeue(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
         """Take an order back without blame: the worker leaves, or could not get data or model.

@@ -109,7 +109,7 @@ def test_a_compacted_topic_takes_no_record_without_a_key(rig: Rig, fresh: str) -
     assert found == [b"with"]
     with closing(rig.log.writer()) as writer:
         writer.append(fresh, b"without")
-        with pytest.raises(DeliveryError, match="takes no record without a key"):
+        with pytest.raises(DeliveryError, match="accepts no record without a key"):
             writer.flush(PATIENCE_S)
 
 

@@ -112,7 +112,7 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
         )
         with closing(JobOperations(log)) as job_store, pytest.raises(ConflictError) as refused:
             job_store.submit(first.spec)
-        assert "bring the records back with `doll restore FILE`" in str(refused.value)
+        assert "restore the records with `doll restore FILE`" in str(refused.value)
         assert "--purge" not in str(refused.value)
 
         restored = doll(settings, "restore", file)

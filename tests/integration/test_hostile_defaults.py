@@ -97,7 +97,8 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
         assert cluster.record().reason == (
             f"Kafka would lose records of the job: {updates_topic(NAME)} has"
             " retention.ms=100000000, not -1; correct the settings: kafka-configs.sh"
-            f" --bootstrap-server $DOLL_KAFKA --alter --entity-type topics --entity-name {updates_topic(NAME)}"
+            " --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
+            f" --entity-name {updates_topic(NAME)}"
             f" --add-config retention.ms=-1; then run `doll job resume {NAME}`"
         )
         configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "-1"})

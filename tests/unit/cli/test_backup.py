@@ -54,7 +54,7 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
     world.run("backup", file)
     JobOperations(world.log).patch(JOB, "later", wanted="paused")
     refused = world.run("restore", file, code=exits.REFUSED)
-    assert f"doll.jobs has other records of {JOB}" in refused.stderr
+    assert f"doll.jobs: already has other records of {JOB}" in refused.stderr
     assert JobOperations(world.log).get(JOB).wanted == "paused"
     world.run("restore", file, "--replace")
     assert JobOperations(world.log).get(JOB).wanted == "running"
@@ -64,8 +64,8 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
     ("lost", "reason"),
     [
         ((topics.JOBS, topics.KEYS), "there is nothing to save"),
-        ((topics.JOBS,), "has 1 records of doll.jobs, and Kafka has 0: it has lost some"),
-        ((topics.KEYS,), "has 2 records of doll.keys, and Kafka has 0: it has lost some"),
+        ((topics.JOBS,), "has 1 records of doll.jobs, but Kafka has only 0; Kafka has lost some"),
+        ((topics.KEYS,), "has 2 records of doll.keys, but Kafka has only 0; Kafka has lost some"),
     ],
 )
 def test_a_topic_that_lost_records_is_not_saved_over_a_good_backup(
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_backup_is_not_replaced_by_one(world: World, tmp_path:
     submitted(world)
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
-    assert "is no backup of DOLL" in world.run("backup", str(file), code=exits.REFUSED).stderr
+    assert "is not a backup of DOLL" in world.run("backup", str(file), code=exits.REFUSED).stderr
     assert file.read_text() == "chapter 1"
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_backup_is_not_replaced_by_one(world: World, tmp_path:
 def test_another_file_is_refused(world: World, tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "other.json"
     file.write_bytes(content)
-    assert "is no backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
+    assert "is not a backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
 
 
 def test_files_that_cannot_be_read_or_written_are_named(world: World, tmp_path: Path) -> None:

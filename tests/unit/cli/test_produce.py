@@ -155,9 +155,9 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
 @pytest.mark.parametrize(
     ("topic", "expected"),
     [
-        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
+        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic; use up to 245 letters"),
         ("..", "error: --topic: '..' cannot be a Kafka topic"),
-        ("doll.digits.updates", "error: --topic: 'doll.digits.updates': names with doll. are res"),
+        ("doll.digits.updates", "error: --topic: 'doll.digits.updates' is reserved; use a name"),
     ],
 )
 def test_no_topic_of_ours_and_none_that_cannot_be_is_written_to(

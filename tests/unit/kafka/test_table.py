@@ -551,7 +551,7 @@ def test_a_writer_that_always_loses_gives_up_and_says_so(clock: ManualClock) -> 
     log = RivalLog(clock)
     table = table_of(log, clock)
     log.rival = table_of(log, clock)
-    with pytest.raises(ConflictError, match=r"others changed .* each time .* was not made"):
+    with pytest.raises(ConflictError, match=r"other programs changed .* this change was not made"):
         table.update(NAME, lambda _: ("ours",), encode)
     assert table.read() == {NAME: ("theirs",)}
     assert log.stored(PLACE).records[-1].value == b'["theirs"]'
@@ -647,7 +647,7 @@ def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
     assert table.restore(saved, replace=False) == 0
     table.update("a", lambda _: ("2",), encode)
     other = table_of(log, clock)
-    with pytest.raises(ConflictError, match="has other records of a: nothing was written"):
+    with pytest.raises(ConflictError, match="already has other records of a, nothing was written"):
         other.restore(saved, replace=False)
     assert other.read()["a"] == ("2",)
     assert other.restore(saved, replace=True) == 1
@@ -673,7 +673,7 @@ def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
     table = table_of(log, clock)
     table.read()
     log.interrupts = True
-    with pytest.raises(ConflictError, match="others wrote thing meanwhile"):
+    with pytest.raises(ConflictError, match="other programs wrote thing meanwhile"):
         table.restore(saved, replace=False)
     assert table_of(log, clock).read() == {NAME: ("other",)}
 

@@ -436,7 +436,7 @@ def test_a_redis_that_refuses_us_holds_nothing(
 
     def put_model(self: MemoryBoard, *given: object) -> None:
         if refused[0]:
-            raise OutsideError("Redis does not let us do SET")
+            raise OutsideError("Redis denies SET")
         puts(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemoryBoard, "put_model", put_model)

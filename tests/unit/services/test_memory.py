@@ -26,7 +26,7 @@ def test_weights_that_fit_are_let_through() -> None:
     [(MIB, 12 << 20), (MIB << 24, group_bytes())],
 )
 def test_weights_that_do_not_fit_are_refused(numbers: int, allowed: int) -> None:
-    with pytest.raises(UserError, match="half of its machine or container"):
+    with pytest.raises(UserError, match="half of the machine or container"):
         check_group_memory(numbers, 2, allowed)
 
 

@@ -248,15 +248,15 @@ class Refusing:
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Refuse."""
-        raise OutsideError(f"Redis does not let us do 'HSET' of {len(records)} records")
+        raise OutsideError(f"Redis denies 'HSET' of {len(records)} records")
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
         """Refuse."""
-        raise OutsideError("Redis does not let us do 'HGETALL'")
+        raise OutsideError("Redis denies 'HGETALL'")
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
         """Refuse."""
-        raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
+        raise OutsideError(f"Redis denies 'HDEL' of {jobs} {workers}")
 
 
 def test_caller_that_redis_refuses_gets_an_error_at_once(bench: Bench) -> None:
