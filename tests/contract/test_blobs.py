@@ -349,7 +349,7 @@ def lying(s3_server: str) -> Iterator[LyingServer]:
 
 @pytest.mark.parametrize(
     ("lie", "reason"),
-    [("other", "of the bucket 'another'"), ("page", "that is no list")],
+    [("other", "of the bucket 'another'"), ("page", "that is not a list")],
 )
 def test_answer_that_is_no_list_of_the_bucket_is_an_error(
     lying: LyingServer, lie: Lie, reason: str
@@ -367,7 +367,7 @@ def test_answer_that_is_no_list_of_the_bucket_is_an_error(
 def test_page_instead_of_an_object_is_an_error(lying: LyingServer) -> None:
     blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
     lying.lies, lying.newest = {"lies": "page"}, {"lies": ""}
-    with pytest.raises(UnavailableError, match="no object of a bucket"):
+    with pytest.raises(UnavailableError, match="not an object of a bucket"):
         blobs.get_tagged("a")
 
 

@@ -169,7 +169,7 @@ def test_parameters_are_written_once_also_by_one_who_died_before_it_did() -> Non
 def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
     fake = FakeMlflow(token="right")  # noqa: S106 -- of a fake
     mlflow(fake, "right").begin("Default", "digits", JOB, {})
-    with pytest.raises(UserError, match=r"does not let us in \(status 401\).*DOLL_MLFLOW_TOKEN"):
+    with pytest.raises(UserError, match=r"denies access \(status 401\).*DOLL_MLFLOW_TOKEN"):
         mlflow(fake, "wrong").begin("Default", "digits", JOB, {})
 
 

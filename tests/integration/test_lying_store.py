@@ -51,7 +51,7 @@ SAID: dict[Lie, str] = {
     "half": "its weights are damaged",
     "stale": "readable checkpoint",
     "late": "readable checkpoint",
-    "page": "that is no list",
+    "page": "that is not a list",
     "other": "of the bucket 'another'",
 }
 

@@ -141,5 +141,5 @@ def test_a_task_beside_the_user_s_common_is_found(
     assert last == (
         "common.errors.TaskMissingError: task 'shop:Task' cannot be imported here:"
         " ModuleNotFoundError: No module named 'common.prices':"
-        " 'common' is DOLL's own package here; rename yours"
+        " 'common' is also a package of DOLL, so rename yours"
     )

@@ -100,7 +100,7 @@ def test_what_could_be_no_header_is_no_token(
     server: MetadataServer, notices: Ec2Notices, token: bytes
 ) -> None:
     server.answer(TOKEN, token)
-    with pytest.raises(OutsideError, match="gave no token"):
+    with pytest.raises(OutsideError, match="must return a token"):
         notices.look()
 
 
@@ -155,7 +155,7 @@ def test_a_service_whose_answer_does_not_end_is_away(drips: Answer) -> None:
 def test_of_an_endless_answer_only_the_beginning_is_read() -> None:
     with (
         OddServer(endless) as server,
-        pytest.raises(UnavailableError, match="answers with more than 1,000,000 bytes"),
+        pytest.raises(UnavailableError, match="sent an answer of more than 1,000,000 bytes"),
     ):
         InstanceMetadata(server.url, PATIENCE_S).get(INTERRUPTION)
 

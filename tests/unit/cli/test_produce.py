@@ -144,7 +144,7 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     assert b'"size":"1.5"' in (values(world, "t")[-2] or b"")
     options += ["--label", "size"]
     refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
-    assert "rows are sent as they are: leave --label out" in refused
+    assert "--label cannot be used with --rows" in refused
 
 
 def test_a_topic_is_never_created_unasked(world: World) -> None:
@@ -183,7 +183,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
         (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
         (["digits", "--label", "x"], "no columns"),
-        ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),
+        ([str(tmp_path / "plain.npz"), "--rows"], "can only be chosen in CSV files"),
     ):
         result = world.run(
             "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED

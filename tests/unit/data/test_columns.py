@@ -141,7 +141,7 @@ def test_values_become_numbers(field: str, values: list[object], numbers: list[o
         ("{dtype: float32, parse: number}", {"x": "inf"}, "field 'x': a text is not a text"),
         ("{dtype: int64, parse: number}", {"x": "0.5"}, "of a number that fits int64"),
         ("{dtype: float64, parse: time}", {"x": "soon"}, "a text is not a text of a time"),
-        ("{dtype: int8}", [1], "a record is an object, not a list"),
+        ("{dtype: int8}", [1], "a record must be a JSON object, got list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_skipped_with_the_field_and_what_was_found(

@@ -13,7 +13,7 @@ from common.errors import UserError
 
 @pytest.mark.parametrize("name", ["", "a\n", 'a"', "a\\b"])
 def test_a_field_whose_name_cannot_be_written_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="a name is"):
+    with pytest.raises(UserError, match="a name must be"):
         Field(name, "uint8")
 
 

@@ -124,7 +124,9 @@ def test_await_end_returns_how_the_process_ended(code: int, script: Script) -> N
 
 
 def test_await_end_of_process_that_runs_on_fails(script: Script) -> None:
-    with pytest.raises(UnavailableError, match=r"demo did not end within 0.01 s: it said nothing"):
+    with pytest.raises(
+        UnavailableError, match=r"demo did not end within 0.01 s: it wrote no output"
+    ):
         script.await_end(0.01)
 
 
@@ -142,7 +144,7 @@ def test_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
 
 def test_a_program_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     child = Child(["sleep", "600"], tmp_path / "log")
-    with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it said nothing"):
+    with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it wrote no output"):
         child.await_ready(lambda: False, 0.01)
     child.kill()
     assert gone(child.pid)

@@ -459,7 +459,7 @@ def test_a_module_that_replaces_its_buffers_is_refused() -> None:
 
 @pytest.mark.parametrize("batches", [[], [points(1, 0)], [{}]])
 def test_nothing_has_no_gradient(batches: list[Columns]) -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         computer(nn.Linear(3, 1)).compute(batches)
 
 
@@ -485,7 +485,7 @@ def test_a_gpu_that_is_not_there_is_the_users_fault_and_auto_does_without() -> N
         assert resolve_device("auto").type == resolve_device("cuda").type == "cuda"
     else:
         assert resolve_device("auto") == CPU
-        with pytest.raises(UserError, match="'cuda'"):
+        with pytest.raises(UserError, match="is cuda"):
             resolve_device("cuda")
 
 

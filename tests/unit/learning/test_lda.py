@@ -126,7 +126,7 @@ def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
     [
         (200, 1.0, 1.0, "index: a number is outside 0..199"),
         (3, -1.0, 1.0, "a count is below zero"),
-        (3, 1.0, 0.0, "take smaller steps"),
+        (3, 1.0, 0.0, "use a smaller learning rate"),
     ],
 )
 def test_what_no_topic_can_have_is_refused(

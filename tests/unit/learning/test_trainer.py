@@ -348,7 +348,7 @@ def test_slices_of_two_layouts_make_no_snapshot() -> None:
         sliced(InOrder(*order)).snapshot((n,), whole=False)
         for n, order in enumerate((("one", "two"), ("two", "one")))
     ]
-    with pytest.raises(CorruptError, match="slices of no model, or of several"):
+    with pytest.raises(CorruptError, match="slices belong to no model, or to several"):
         whole_of(parts)
 
 
@@ -407,12 +407,12 @@ def test_what_does_not_fit_itself_is_no_snapshot() -> None:
     subject = Trainer(weights, 2, OptimizerSettings("adam", 0.1))
     subject.restore(pack({"weights": weights, **state}, kind))
     for tensors, metadata, reason in (
-        ({"weights": weights}, {}, "whose snapshot"),
-        ({"weights": weights}, {"trainer": "adam"}, "whose snapshot"),
+        ({"weights": weights}, {}, "does not name its"),
+        ({"weights": weights}, {"trainer": "adam"}, "does not name its"),
         (state, kind, "without weights"),
         ({"weights": two}, kind, "weights are"),
         ({"weights": weights.astype(np.float64)}, kind, "weights are float64"),
-        ({"weights": weights, "optimizer.step": one}, kind, "comes with"),
+        ({"weights": weights, "optimizer.step": one}, kind, "the state of"),
         ({"weights": weights, **state, "optimizer.exp_avg": weights}, kind, "exp_avg has shape"),
     ):
         with pytest.raises(CorruptError, match=reason):

@@ -635,7 +635,7 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
         "role": "none",
         "action": f"POST {infer}",
         "job": "digits",
-        "reason": "there is no valid key",
+        "reason": "the request has no valid key",
         "outcome": "refused",
     }
     assert key not in caplog.text

@@ -293,7 +293,7 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     moved = np.frombuffer(trainer.weights(), np.float32) - before
     assert moved[0] == pytest.approx(-0.25)  # the first step of Adam
     bench.carry_out(do.AddGradient(2, gradient))
-    with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
+    with pytest.raises(UserError, match=r"learning_rate: must be above 0 and finite, got -1\.0"):
         bench.carry_out(do.Apply(2, update, -1.0))
 
 

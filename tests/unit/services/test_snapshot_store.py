@@ -337,7 +337,7 @@ def test_candidate_learns_where_storage_was_searched_and_what_was_there(bench: B
     assert "`latest` does not parse: b'<html>" in store.lasting().said
     blobs.lie = "page"
     assert store.lasting().failed
-    assert store.lasting().said == f"{where}: the answer is no list"
+    assert store.lasting().said == f"{where}: the answer is not a list"
 
 
 def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench: Bench) -> None:
@@ -474,7 +474,7 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
     store.put(SnapshotFile(later, b""), checkpoint=False)
     [hot] = store.hot()
-    with pytest.raises(CorruptError, match="its weights are with the workers alone"):
+    with pytest.raises(CorruptError, match="only the workers have its weights"):
         hot.trainer()
 
 

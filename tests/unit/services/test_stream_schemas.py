@@ -148,7 +148,7 @@ def test_records_of_an_id_that_does_not_exist_are_skipped_until_it_does() -> Non
     [claim] = bench.claims()
     assert (claim.samples, claim.skipped) == (
         2,
-        (Skipped(*P, 1, "the registry has no schema of its id"),),
+        (Skipped(*P, 1, "the schema registry has no schema with the record's id"),),
     )
     bench.stand(control_position=1, claimed=3)
     bench.turn()
