@@ -76,7 +76,9 @@ class BoardAggregation:
 
     def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
         """Reject a message of a group."""
-        return (do.Drop(reply, "the message is for a group of members, and this job has none"),)
+        return (
+            do.Drop(reply, "the message is for a group of members, but this job does not use one"),
+        )
 
     def take_reborn(self) -> frozenset[WorkerId]:
         """Return no worker. A restarted process is as good as the old one."""

@@ -33,8 +33,8 @@ LEARNING = Dashboard(
     ),
     Stat(
         "Evaluation delay",
-        "Number of updates by which the version evaluated last is behind the newest. Normal: at"
-        " most twice evaluation.every_updates. More: alert DollEvaluatorBehind.",
+        "How many updates the version evaluated last is behind the newest. Normal: at most twice"
+        " evaluation.every_updates. More: alert DollEvaluatorBehind.",
         Query(f"{newest('doll_model_version')} - {newest('doll_evaluated_version')}", "behind"),
         unit="suffix: updates behind",
     ),

@@ -131,9 +131,9 @@ PIPELINE = Dashboard(
     ),
     Lines(
         "Staleness of gradients (p95)",
-        "Number of updates by which a gradient's weights were older than the model. Normal if"
-        " counted: at most the job's staleness, which is 0 for a synchronous job. Gradients that"
-        " did not count came too late and changed nothing.",
+        "Age of gradients' weights on arrival, in updates of the model. Normal if counted: at most"
+        " the job's staleness, which is 0 for a synchronous job. Gradients that did not count came"
+        " too late and changed nothing.",
         Query(
             quantile(0.95, "doll_gradient_staleness_versions", "counted"),
             "counted: {{counted}}",

@@ -102,8 +102,8 @@ class Leadership:
         if not self._job.spec.grouped or self._job.replica.blobs is not None:
             return ""
         return (
-            "the workers of this job hold its weights and store them in object storage, but the"
-            " coordinator has none; set DOLL_BLOBS for coordinators and workers, then run `doll"
+            "the workers of this job hold its weights and store them in object storage, which this"
+            " coordinator cannot use; set DOLL_BLOBS for coordinators and workers, then run `doll"
             " job resume`"
         )
 

@@ -196,7 +196,7 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
         lambda: blobs.replace(name, b"x", None),
     ]
     for call in calls:
-        with pytest.raises(UserError, match="names no blob"):
+        with pytest.raises(UserError, match="is not a valid blob name"):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["blobs"]
 
@@ -374,11 +374,11 @@ def test_page_instead_of_an_object_is_an_error(lying: LyingServer) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"IsTruncated": True}, "cut off"),
+        ({"IsTruncated": True}, "truncated"),
         ({"KeyCount": 7}, "of 7 names with 1 in it"),
         ({"Prefix": "others/"}, "begin with 'others/'"),
         ({"Contents": [{"Key": "others/a"}]}, "begin with"),
-        ({"IsTruncated": None}, "no list"),
+        ({"IsTruncated": None}, "not a list"),
     ],
 )
 def test_list_that_contradicts_itself_is_an_error(
@@ -401,7 +401,7 @@ def test_list_whose_continuation_repeats_is_an_error(s3_server: str) -> None:
     blobs = S3Blobs(BUCKET, "", s3_server, REGION)
     page = {"Name": BUCKET, "IsTruncated": True, "NextContinuationToken": "t"}
     assert blobs.why_no_list(page, "", "") == ""
-    assert "cut off" in blobs.why_no_list(page, "", "t")
+    assert "truncated" in blobs.why_no_list(page, "", "t")
 
 
 def test_folder_that_cannot_be_read_is_an_error_and_not_empty(tmp_path: Path) -> None:

@@ -188,9 +188,8 @@ class CoordinatorMetrics(MetricSet):
         )
         self.staleness = self.histogram(
             "doll_gradient_staleness_versions",
-            "Number of updates by which a gradient's weights were older than the newest model when"
-            " the gradient arrived at the leader. The label `counted` is `no` if the leader"
-            " discarded the gradient.",
+            "Age of a gradient's weights when it arrived at the leader, in updates of the model"
+            " since then. The label `counted` is `no` if the leader discarded the gradient.",
             ["counted"],
             buckets=VERSIONS,
         )

@@ -116,9 +116,9 @@ class ProcessMetrics(MetricSet):
         """Yield the metrics of all jobs, each family once."""
         yield gauge(
             "doll_outage_seconds",
-            "Time for which this process has been unable to use a server, in seconds; 0 while the"
-            " server is available. Servers: kafka, redis, storage, schema_registry, tracking,"
-            " fleet, prices and notices.",
+            "Time since this process lost the use of a server, in seconds; 0 while the server is"
+            " available. Servers: kafka, redis, storage, schema_registry, tracking, fleet, prices"
+            " and notices.",
             *(outages.seconds(), "server"),
         )
         families = dict[str, Metric]()

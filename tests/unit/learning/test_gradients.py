@@ -459,7 +459,7 @@ def test_a_module_that_replaces_its_buffers_is_refused() -> None:
 
 @pytest.mark.parametrize("batches", [[], [points(1, 0)], [{}]])
 def test_nothing_has_no_gradient(batches: list[Columns]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="at least one"):
         computer(nn.Linear(3, 1)).compute(batches)
 
 

@@ -297,7 +297,7 @@ def test_a_snapshot_of_another_model_or_optimizer_is_refused_with_found_and_expe
         (trainer("momentum"), "momentum, 40 parameters, 3 buffers"),
         (trainer("adam", parameters=PARAMETERS + 1), "adam, 41 parameters, 3 buffers"),
     ):
-        with pytest.raises(CorruptError, match=f"holds {found}, but .* has adam, 40 parameters"):
+        with pytest.raises(CorruptError, match=f"contains {found}, but .* has adam, 40 parameters"):
             subject.restore(other.snapshot())
     assert subject.snapshot() == before
 
