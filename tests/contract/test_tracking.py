@@ -178,9 +178,17 @@ def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
     [
         (httpx2.Response(503), UnavailableError, "status 503"),
         (httpx2.Response(429), UnavailableError, "status 429"),
-        (httpx2.Response(404, text="<!doctype html>"), UserError, "must be the complete URL of an MLflow server"),
+        (
+            httpx2.Response(404, text="<!doctype html>"),
+            UserError,
+            "must be the complete URL of an MLflow server",
+        ),
         (httpx2.Response(302, headers={"Location": "/in"}), UserError, "with status 302"),
-        (httpx2.Response(200, text="hello"), UserError, "must be the complete URL of an MLflow server"),
+        (
+            httpx2.Response(200, text="hello"),
+            UserError,
+            "must be the complete URL of an MLflow server",
+        ),
         (refused(400, "INVALID", "one\ntwo"), UserError, r"get-by-name: one \(INVALID\)"),
         (
             httpx2.Response(
