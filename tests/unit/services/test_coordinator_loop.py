@@ -395,7 +395,7 @@ def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
     reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} of this job does not exist" in reason
-    assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` creates it again" in reason
 
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
     until_led(bench)
