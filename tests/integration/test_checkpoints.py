@@ -95,7 +95,7 @@ def tear_all(blobs: Blobs, _job: str) -> str:
     for name in blobs.names(""):
         if name.endswith("manifest.json"):
             blobs.put(name, b"{")
-    return "there are checkpoints, but none to go on from"
+    return "there are checkpoints, but none can be used to continue"
 
 
 def exchange_model(blobs: Blobs, job: str) -> str:
@@ -106,7 +106,10 @@ def exchange_model(blobs: Blobs, job: str) -> str:
         parts = {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
         blobs.delete(f"{checkpoint.folder}manifest.json")
         store.save(name, {**parts, TRAINER: other}, checkpoint.manifest.created_s)
-    return "it holds adam, 7 parameters, 0 buffers, but this job's model has sgd, 800 parameters, 0"
+    return (
+        "the snapshot contains adam, 7 parameters, 0 buffers, but this job's model has sgd, 800"
+        " parameters, 0"
+    )
 
 
 def write_by_newer_program(blobs: Blobs, job: str) -> str:

@@ -143,5 +143,5 @@ def test_task_beside_a_user_package_named_common_is_found(
     assert last == (
         "common.errors.TaskMissingError: task 'shop:Task' cannot be imported here:"
         " ModuleNotFoundError: No module named 'common.prices':"
-        " 'common' is DOLL's own package here; rename yours"
+        " 'common' is also a package of DOLL, so rename yours"
     )

@@ -219,7 +219,9 @@ def test_job_that_awaits_its_turn_is_shown_as_idle(opened: Browser) -> None:
         page = Site(service, address, opened).open("/jobs/letters")
         banner, badge = page.locator(".banner"), page.locator("main .badge")
 
-        expect(banner).to_contain_text("it is another job's turn: the worker is at `fraud`")
+        expect(banner).to_contain_text(
+            "another job has its turn: the worker is working for `fraud`"
+        )
         expect(banner).not_to_have_class(re.compile("grave"))
         expect(badge).to_have_text("waiting for workers")
         expect(badge).to_have_attribute("data-idle", "")

@@ -105,5 +105,5 @@ class WorkerBoard:
             except CorruptError:
                 continue
             if found:
-                return f"the first difference: {found}"
+                return f"first difference: {found}"
         return ""

@@ -470,7 +470,7 @@ def test_held_job_is_resumed_only_with_matching_loss_options(digits: World) -> N
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
     job_store = JobOperations(digits.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422

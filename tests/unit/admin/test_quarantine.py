@@ -55,7 +55,7 @@ def test_quarantine_is_listed_in_pages_with_possible_actions(held: World) -> Non
         "batch": 1,
         "records": 3,
         "spans": [["clinic-a", 0, 2, 7]],
-        "reason": "poison: its workers died of it",
+        "reason": "poison: its workers died while they computed it",
         "final": "",
     }
     rest = held.get(f"{SHOW}?limit=2&after={first['next']}")

@@ -91,7 +91,10 @@ def test_audit_json_contains_everything(world: World) -> None:
 @pytest.mark.parametrize(
     ("updates", "flaw"),
     [
-        ((update(1, batch(0, 0, 2)), update(2, batch(0, 0, 2))), "used twice: batch 0 again in"),
+        (
+            (update(1, batch(0, 0, 2)), update(2, batch(0, 0, 2))),
+            "used twice: batch 0 is used again in",
+        ),
         ((update(1, batch(9, 0, 2)),), "never claimed: batch 9 of version 1"),
         ((update(1, batch(0, 0, 2)), update(2, batch(1, 2, 5))), "overlap: clinic-a[0]@2:5"),
     ],

@@ -492,7 +492,7 @@ def test_resume_after_loss_continues_without_the_awaited_checkpoint(world: World
 def test_resume_reads_a_recreated_topic_from_the_given_position(world: World) -> None:
     submitted(world)
     job_store = JobStore(world.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
 
     world.run("job", "resume", "digits", "--from", "latest")

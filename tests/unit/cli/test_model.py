@@ -182,7 +182,7 @@ def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
         from_bytes(data)
     with pytest.raises(CorruptError, match="does not parse"):
         from_checkpoint(store.open(ModelId(0, 1)))
-    with pytest.raises(CorruptError, match=r"without trainer.safetensors"):
+    with pytest.raises(CorruptError, match=r"has no trainer.safetensors"):
         from_checkpoint(store.open(ModelId(0, 2)))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import World
 
 CLOSED = "127.0.0.1:1"
-NO_KAFKA = f"error: no Kafka at {CLOSED} (DOLL_KAFKA): start it, or name another"
+NO_KAFKA = f"error: no Kafka at {CLOSED} (DOLL_KAFKA); start it, or set another address"
 NO_SERVICE = f"error: no DOLL service at http://{CLOSED} (DOLL_API): start it, or name another"
 WITHIN_S = 10.0
 

@@ -145,7 +145,7 @@ def test_produce_sends_csv_rows_unchanged_and_describe_proposes_a_job(
     assert b'"size":"1.5"' in (values(world, "t")[-2] or b"")
     options += ["--label", "size"]
     refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
-    assert "rows are sent as they are: leave --label out" in refused
+    assert "--label cannot be used with --rows" in refused
 
 
 def test_produce_creates_no_topic_unless_requested(world: World) -> None:
@@ -156,9 +156,9 @@ def test_produce_creates_no_topic_unless_requested(world: World) -> None:
 @pytest.mark.parametrize(
     ("topic", "expected"),
     [
-        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
+        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic; use up to 245 letters"),
         ("..", "error: --topic: '..' cannot be a Kafka topic"),
-        ("doll.digits.updates", "error: --topic: 'doll.digits.updates': names with doll. are res"),
+        ("doll.digits.updates", "error: --topic: 'doll.digits.updates' is reserved; use a name"),
     ],
 )
 def test_produce_to_a_reserved_or_invalid_topic_is_rejected(
@@ -184,7 +184,7 @@ def test_invalid_produce_command_is_rejected_in_one_line(world: World, tmp_path:
         (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
         (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
         (["digits", "--label", "x"], "no columns"),
-        ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),
+        ([str(tmp_path / "plain.npz"), "--rows"], "can only be chosen in CSV files"),
     ):
         result = world.run(
             "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED

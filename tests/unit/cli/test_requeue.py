@@ -46,7 +46,7 @@ BAD = batch(1, 2, 7, Skipped("clinic-a", 0, 3, "no label", (2,)))  # 3 and 5
 QUARANTINE = (
     LEAD,
     Quarantined(0, POISON, "poison: raised: KeyError"),
-    Quarantined(0, BAD, "poison: its workers died of it"),
+    Quarantined(0, BAD, "poison: its workers died while they computed it"),
     Quarantined(0, GONE, "expired"),
 )
 

@@ -143,7 +143,7 @@ def test_json_values_are_converted_to_numbers(
         ("{dtype: float32, parse: number}", {"x": "inf"}, "field 'x': a text is not a text"),
         ("{dtype: int64, parse: number}", {"x": "0.5"}, "of a number that fits int64"),
         ("{dtype: float64, parse: time}", {"x": "soon"}, "a text is not a text of a time"),
-        ("{dtype: int8}", [1], "a record is an object, not a list"),
+        ("{dtype: int8}", [1], "a record must be a JSON object, got list"),
     ],
 )  # fmt: skip
 def test_unreadable_value_is_skipped_with_field_and_value_type(

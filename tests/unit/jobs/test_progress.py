@@ -285,7 +285,9 @@ def test_job_without_a_leader_waits_for_a_coordinator() -> None:
 
 def test_member_that_cannot_take_part_degrades_the_job_with_its_reason() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
-    group = GroupStatus((WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 do not reach each other"})
+    group = GroupStatus(
+        (WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 cannot connect to each other"}
+    )
     look = JobObservation(
         NOW, {"w1": "alive", "w2": "alive"}, leader_status(), led=True, ends=FIRST
     )
@@ -294,7 +296,7 @@ def test_member_that_cannot_take_part_degrades_the_job_with_its_reason() -> None
     assert view.state(NOW) == ("degraded", "worker w3: no room")
     left_out = replace(leader_status(), group=group)
     view.look(look._replace(leader_status=left_out))
-    assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
+    assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 cannot connect to each other")
 
 
 def test_worker_with_another_model_is_reported_by_the_leader_or_itself() -> None:
@@ -377,7 +379,7 @@ def test_job_whose_only_worker_cannot_join_waits_for_workers() -> None:
 
 def test_job_without_workers_names_the_jobs_that_have_them() -> None:
     view = running(rows(4), 1, 200)
-    turn = "it is another job's turn: the 3 workers are at `a` and `b`"
+    turn = "another job has its turn: the 3 workers are working for `a` and `b`"
     seen = JobObservation(
         NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable={TURN: turn}
     )
@@ -423,8 +425,8 @@ def test_job_is_degraded_while_records_wait_for_a_schema() -> None:
     word, why = view.state(NOW)
     assert word == "degraded"
     assert why.split("; ") == [
-        "w1, w2: records wait for a schema: the registry did not answer in time",
-        "w3: records wait for a schema: the registry cannot be reached",
+        "w1, w2: records wait for a schema: the schema registry did not answer in time",
+        "w3: records wait for a schema: the schema registry cannot be reached",
     ]
 
 
@@ -825,7 +827,7 @@ def test_unavailable_registry_is_reported_with_the_time_since_when() -> None:
     waiting = {"w1": REGISTRY_UNREACHABLE}
     look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     view.look(look._replace(unable=unable, waiting=waiting))
-    why = f"w1: records wait for a schema since {SINCE}: the registry cannot be reached"
+    why = f"w1: records wait for a schema since {SINCE}: the schema registry cannot be reached"
     assert view.state(NOW) == ("degraded", why)
     unable |= unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
     view.look(look._replace(unable=unable, waiting=waiting))

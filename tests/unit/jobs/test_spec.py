@@ -298,7 +298,7 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("streams", [], "job file: streams: must have at least 1 entries, got []"),
         ("streams", ["a", "a"], "job file: streams: 'a' is named twice"),
         ("streams", ["a b"], "job file: streams: 'a b' cannot be a Kafka topic"),
-        ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control': names with doll."),
+        ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control' is reserved"),
         ("synchronisation", {"mode": "ssp"}, "job file: synchronisation.mode: must be 'synchronou"),
         (
             "synchronisation",

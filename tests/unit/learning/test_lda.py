@@ -126,7 +126,7 @@ def test_lda_cost_falls_over_repeated_updates() -> None:
     [
         (200, 1.0, 1.0, "index: a number is outside 0..199"),
         (3, -1.0, 1.0, "a count is below zero"),
-        (3, 1.0, 0.0, "take smaller steps"),
+        (3, 1.0, 0.0, "use a smaller learning rate"),
     ],
 )
 def test_invalid_lda_records_and_weights_are_rejected(

@@ -637,7 +637,7 @@ def test_request_without_a_key_returns_401_if_keys_are_required(
         "role": "none",
         "action": f"POST {infer}",
         "job": "digits",
-        "reason": "there is no valid key",
+        "reason": "the request has no valid key",
         "outcome": "refused",
     }
     assert key not in caplog.text
