@@ -133,7 +133,7 @@ def test_a_key_that_is_not_valid_or_too_small_is_reported_with_a_remedy(submitte
 
 def test_commands_that_need_kafka_say_so(world: World) -> None:
     said = world.run("--api", URL, "audit", "digits", code=exits.REFUSED).stderr
-    assert "needs Kafka itself: leave out --api" in said
+    assert "connects to Kafka directly; remove --api" in said
 
 
 def test_commands_that_need_kafka_take_it_though_a_service_is_exported(
@@ -222,4 +222,4 @@ def test_who_waits_for_a_check_reads_that(world: World, monkeypatch: pytest.Monk
     world.log.create_topics([NewTopic("clinic-a", 2)])
     monkeypatch.setattr("services.cli.commands.job._PATIENCE_S", 0.0)
     said = world.run("job", "submit", "-", typed=JOB).stderr
-    assert "waiting for the check of the job" in said
+    assert "waiting: the service builds the job's task" in said

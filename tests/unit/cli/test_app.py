@@ -164,5 +164,5 @@ def test_a_server_that_is_away_is_reported_in_one_line_with_what_to_do(world: Wo
     ):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert f"choose another with {option})" in result.stderr
+        assert f"use {option} to name another server)" in result.stderr
         assert result.stderr.count("\n") == 1

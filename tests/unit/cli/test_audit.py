@@ -73,7 +73,7 @@ def test_a_whole_history_is_shown_by_version(world: World) -> None:
     result = world.run("audit", "digits")
     assert "clinic-a[0]@0:4" in result.stdout
     assert "quarantined: batch 2, poison" in result.stdout
-    assert "digits: whole: 4 records built 1 versions, each of them once" in result.stdout
+    assert "digits: complete: 4 records built 1 versions, each used once" in result.stdout
 
 
 def test_json_holds_everything(world: World) -> None:
@@ -121,9 +121,10 @@ def test_what_was_deleted_untrained_is_reported_and_then_the_audit_is_not_called
     assert "records expired: 3\n" in shown
     assert "expired: clinic-a[0]@2:5" in shown
     sentence = (
-        "not whole: expired: 3 (deleted from Kafka before they were trained); 2 records built"
+        "incomplete: 3 records expired (deleted from Kafka before they were trained);"
+        " 2 records built"
     )
-    assert f"digits: {sentence} 1 versions, each of them once" in shown
+    assert f"digits: {sentence} 1 versions, each used once" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     assert (data["whole"], data["expired_records"]) == (False, 3)
     assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
@@ -157,7 +158,7 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
     )
     result = world.run("audit", "digits")
     assert "takeovers: 1" in result.stdout
-    assert "updates taken back: 1" in result.stdout
+    assert "updates rolled back: 1" in result.stdout
 
 
 def test_audit_of_an_asynchronous_job_shows_how_stale_each_update_is(world: World) -> None:
@@ -168,7 +169,7 @@ def test_audit_of_an_asynchronous_job_shows_how_stale_each_update_is(world: Worl
     assert "mode" in shown
     assert "stale  0 of 2" in shown
     assert "stale  1 of 2" in shown
-    assert "switches of synchronisation: 0" in shown
+    assert "synchronisation switches: 0" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     fields = ("mode", "stale", "scale", "learning_rate", "synchrony")
     versions = [tuple(each[field] for field in fields) for each in data["versions"]]
@@ -182,7 +183,7 @@ def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
     world.write(
         "doll.digits.updates", encode_audit(LEAD), b"{}", encode_audit(update(1, batch(1, 0, 2)))
     )
-    assert "whole: 2 records" in world.run("audit", "digits").stdout
+    assert "complete: 2 records" in world.run("audit", "digits").stdout
 
 
 def test_records_of_a_later_format_are_not_passed_over(world: World) -> None:
@@ -198,7 +199,7 @@ def test_topics_that_lost_their_beginning_cannot_be_audited(world: World) -> Non
     happened(world, CLAIMS, (LEAD,))
     world.log.expire(Partition("doll.digits.control", 0), 1)
     result = world.run("audit", "digits", code=exits.AUDIT_INCOMPLETE)
-    assert "doll.digits.control begins at 1" in result.stderr
+    assert "the records of doll.digits.control before offset 1 were deleted" in result.stderr
 
 
 def test_only_the_last_versions_are_shown(world: World) -> None:

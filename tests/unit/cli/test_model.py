@@ -197,7 +197,7 @@ def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: Wo
 
 
 def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> None:
-    assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
+    assert "no version of digits is stored yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     # The second leader rolled this version back.
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))

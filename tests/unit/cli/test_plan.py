@@ -100,7 +100,7 @@ def test_a_deadline_that_cannot_be_met_is_an_answer_and_no_error(world: World) -
     assert (found["feasible"], found["spot"], found["binding"]) == (False, 0, "infeasible")
     shown = world.run("plan", *options(deadline=6399)).stdout
     assert "feasible" in shown
-    assert "what comes nearest" in shown
+    assert "the closest plan" in shown
 
 
 def test_people_see_the_plan_its_workers_its_limit_and_the_curve(world: World) -> None:
@@ -153,7 +153,7 @@ def test_rates_come_from_a_file(world: World, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "must have at least 1 entries"),
-        ("125\nmany\n", "line 2: no rate in 'many'"),
+        ("125\nmany\n", "line 2: must be a number, got 'many'"),
         ("125\n-1\n", "--rates[1]: must be at least 0.0, got -1.0"),
         ("0\n0\n", "all are 0: without arrivals nothing is ever done"),
         ("125\nnan\n", "--rates[1]: must be a finite number"),
@@ -251,7 +251,7 @@ def test_what_never_ends_is_null_in_json_and_in_words_for_people(world: World) -
     line = options(availability=0, spot=64)
     found = planned(world, *line)
     assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
-    assert "never done" in world.run("plan", *line).stdout
+    assert "never finishes" in world.run("plan", *line).stdout
 
 
 @given(st.sets(st.integers(0, 60)))
@@ -267,7 +267,7 @@ def test_many_ranges_are_shortened(world: World, tmp_path: Path) -> None:
     file = tmp_path / "rates.txt"
     file.write_text("\n".join(["10", "250"] * 40))
     line = options("--workers", "--rate", rates=file, updates=9000, deadline=4600)
-    assert ", ... (all of them: --json)" in world.run("plan", *line).stdout
+    assert ", ... (--json has all)" in world.run("plan", *line).stdout
 
 
 def test_an_answer_says_which_numbers_of_spot_workers_are_enough() -> None:
@@ -311,7 +311,7 @@ def test_a_market_file_is_planned_pool_by_pool_and_the_cheapest_is_the_plan(
     assert west["expected_cost_usd"] < east["expected_cost_usd"]
     shown = world.run("plan", *options(*UNSAID, market=market_file)).stdout
     assert re.search(r"^ *east +0.158 +90.00 % +1,000 s +30 ", shown, re.MULTILINE)
-    assert "of pool west" in shown
+    assert "spot pool west" in shown
 
 
 def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
@@ -362,7 +362,10 @@ def test_a_file_that_makes_no_sense_is_reported_by_pool_row_and_what_is_expected
 
 def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Path) -> None:
     refused = world.run("plan", *options(market=market_file), code=exits.REFUSED)
-    assert "--availability: --market says it: leave one of both out" in refused.stderr
+    assert (
+        "--availability: conflicts with --market, which gives this value; remove one"
+        in refused.stderr
+    )
 
 
 BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
@@ -412,4 +415,4 @@ def test_bids_for_what_is_no_backlog_are_refused_with_the_reason(
 def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:
     text = " ".join(world.run("plan", "--help").stdout.split())
     assert "Example: doll plan --workers 64" in text
-    assert "the exit status is 0" in text
+    assert "the exit status is still 0" in text

@@ -47,8 +47,8 @@ def test_asking_for_more_records_than_there_are_is_reported(world: World) -> Non
     result = world.run("produce", "digits", *options)
     assert len(values(world, "a")) == 1438
     assert (
-        "digits has 1,438 records, fewer than the 6,000 asked for: --repeat starts again at the"
-        " end\n" in result.stderr
+        "digits has only 1,438 of the 6,000 requested records; add --repeat to send them again\n"
+        in result.stderr
     )
 
 
@@ -124,14 +124,14 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     path.write_text("id,colour,size,label\n" + "7,red,1.5,cat\n8,,,dog\n" * 3)
     options = ["--create-partitions", "1", "--in-order", "--rows", "--leave-out", "id"]
     output = world.run("produce", str(path), "--topic", "t", *options).stderr
-    assert "doll topic describe t: proposes how a job reads them" in output
+    assert "run `doll topic describe t`" in output
     rows = [
         b'{"colour":"red","size":1.5,"label":"cat"}',
         b'{"colour":null,"size":null,"label":"dog"}',
     ]
     assert values(world, "t") == rows * 3
     assert world.run("topic", "describe", "t").stdout.splitlines() == [
-        "# 6 of 6 records decode so",
+        "# 6 of 6 records decode with this proposal",
         "records:",
         "  codec: json",
         "  fields:",
@@ -178,10 +178,10 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
     np.savez(tmp_path / "plain.npz", a=np.arange(3))
     for arguments, message in (
         (["nowhere.csv"], "nowhere.csv: there is no such file"),
-        ([str(tmp_path / "odd.npz")], "field 'a' holds complex128; records may hold uint8"),
-        ([str(tmp_path / "plain.npz"), "--warp"], "warps need a field `image`"),
+        ([str(tmp_path / "odd.npz")], "field 'a': must be one of uint8"),
+        ([str(tmp_path / "plain.npz"), "--warp"], "--warp: needs a field `image`"),
         (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
-        (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
+        (["digits", "--max-lag", "5"], "--job, --max-lag: give both or neither"),
         (["digits", "--label", "x"], "no columns"),
         ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),
     ):
@@ -196,7 +196,7 @@ def test_a_log_that_is_away_is_reported_with_a_remedy(world: World) -> None:
     world.log.go_away()
     result = world.run("produce", "digits", "--topic", "a", code=exits.UNAVAILABLE)
     assert result.stderr.startswith("error: ")
-    assert "choose another with --kafka" in result.stderr
+    assert "use --kafka to name another server" in result.stderr
 
 
 def test_the_first_records_of_a_partition_are_where_the_log_begins(world: World) -> None:
@@ -215,7 +215,7 @@ def test_the_digits_that_nobody_trains_on_are_sent_for_a_test(world: World) -> N
 def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
     arguments = ("produce", "market.csv", "--topic", "a", "--held-out")
     result = world.run(*arguments, code=exits.REFUSED)
-    assert "--held-out: only the digits are split" in result.stderr
+    assert "--held-out: only `digits` has a test set" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_simulation_whose_process_dies_is_a_fault_with_its_status(
     dies = (sys.executable, "-c", "raise SystemExit(7)")
     monkeypatch.setattr("services.cli.commands.simulate.command_of", lambda *_: dies)
     said = world.run("simulate", file, code=exits.FAILED).stderr
-    assert "error: the simulation ended early, with status 7" in said
+    assert "error: the simulation process ended early with status 7" in said
 
 
 def test_experiment_reads_files_beside_its_own(
