@@ -129,7 +129,7 @@ def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
     output = said(starts, place, tmp_path / "starts", OURS)
-    assert "provisioner: DOLL_MARKET: must name the file" in output
+    assert "provisioner: DOLL_MARKET: must be set" in output
 
 
 def test_a_task_beside_the_user_s_common_is_found(

@@ -172,7 +172,7 @@ def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
     [
         ("workers: 4", "workers: 0", "workers: must be at least 1, got 0"),
         ("updates:", "update:", 'unknown field "update" (did you mean "updates"?)'),
-        ("deadline_factor: 1.4", "", "give either deadline_s or deadline_factor"),
+        ("deadline_factor: 1.4", "", "deadline_s, deadline_factor: give exactly one"),
     ],
 )
 def test_an_experiment_that_makes_no_sense_is_refused(

@@ -64,7 +64,7 @@ def what_is_there(asked: Asked) -> Found:
 def test_what_cannot_be_used_is_listed_with_the_reason(found: Found) -> None:
     reasons = dict(found.unused)
     assert "on-demand price" in reasons["2015 x9.huge us-east-1a"]
-    assert "before the one above" in reasons["back"]
+    assert "before the previous row" in reasons["back"]
 
 
 def test_an_old_price_preempts_at_the_on_demand_price_and_is_averaged_below_it(

@@ -109,7 +109,7 @@ def test_no_more_machines_are_reliable_than_there_are_workers() -> None:
 
 
 def test_a_job_without_provisioning_is_not_rented_for() -> None:
-    with pytest.raises(UserError, match="its workers start by hand"):
+    with pytest.raises(UserError, match="its workers are started by hand"):
         provisioner_settings(record(JOB), MARKET)
 
 

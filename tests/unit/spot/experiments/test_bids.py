@@ -106,9 +106,9 @@ def test_the_same_seed_gives_the_same_and_bids_are_compared_with_other_policies(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"arrivals": {}, "rates": 10}, "a stream cannot go faster than it arrives"),
-        ({"on_preemption": "hold"}, "add `on_preemption: reassign`"),
-        ({"rates": 10}, "rates: leave them out: a backlog is there from the beginning"),
+        ({"arrivals": {}, "rates": 10}, "cannot make a live stream faster"),
+        ({"on_preemption": "hold"}, "needs `on_preemption: reassign`"),
+        ({"rates": 10}, "rates: must not be given for a backlog"),
         ({"arrivals": {}}, "rates: must be given, unless arrivals are"),
     ],
     ids=["live stream", "hold", "rates of a backlog", "no rates"],

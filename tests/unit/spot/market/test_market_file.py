@@ -91,7 +91,10 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
     [
         ("on_demand: {usd_per_hour: 0}", "on_demand.usd_per_hour"),
         ("on_demand: {usd_per_hour: 1, zone: a}", "zone"),
-        ("on_demand: {usd_per_hour: 1}\nspot: [{name: on-demand, usd_per_hour: 1}]", "two pools"),
+        (
+            "on_demand: {usd_per_hour: 1}\nspot: [{name: on-demand, usd_per_hour: 1}]",
+            "different names",
+        ),
         ("on_demand: {usd_per_hour: 1}\nspot: [{name: a/b, usd_per_hour: 1}]", "name"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
@@ -100,7 +103,7 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
         ("on_demand: {usd_per_hour: {}}", "no price of any type"),
         (
             "on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: 0.5, bid_usd_per_hour: 0.4}]",
-            "bid_usd_per_hour: must not be below its price of 0.5",
+            "bid_usd_per_hour: must be at least the pool's price of 0.5",
         ),
         (
             f"fleet: ec2\n{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{BID}]",
@@ -163,9 +166,9 @@ def test_what_may_be_one_of_several_things_is_complained_of_in_one_line(
     ("rows", "start_s", "problem"),
     [
         ("0,0.1\n10,dear", 0, "row 3 cannot be read: could not convert string to float: 'dear'"),
-        ("0,0.1\n20,0.2\n10,0.1", 0, "row 4 (10 s) is 10 s before the one above it"),
-        ("0,0.1\n10,-1", 0, "row 3 (10 s) holds no number of at least 0"),
-        ("0,0.1\n10,0.2", 99, "start_s: 99; prices.csv is over after 20 s"),
+        ("0,0.1\n20,0.2\n10,0.1", 0, "row 4 (10 s) is 10 s before the previous row"),
+        ("0,0.1\n10,-1", 0, "row 3 (10 s) must be a number of at least 0"),
+        ("0,0.1\n10,0.2", 99, "start_s: must be below 20, the length of prices.csv, got 99"),
     ],
 )
 def test_a_recording_that_makes_no_sense_is_named_by_its_pool_and_field(

@@ -89,7 +89,7 @@ def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
     # 40 records come in 5 s; half of the four machines compute two gradients each of an update
     assert float(estimator.gradient(T0).value) == pytest.approx(5.0 / 1.25 / 2)
     assert estimator.guesses(T0) == (
-        "too little was seen yet: arrivals are taken for 8/s, a gradient for 2 s"
+        "not measured yet: arrivals are assumed to be 8/s, a gradient is assumed to take 2 s"
     )
     believed = estimator.believed(T0)
     assert set(believed) == {*("arrivals_per_s", "gradient_s", "availability.spot", "cycle_s.spot")}
@@ -269,7 +269,7 @@ def test_updates_that_say_no_time_leave_it_a_guess() -> None:
     estimator = audited(update(1), update(2))
 
     assert (estimator.version, estimator.samples) == (2, 80)
-    assert "a gradient for" in estimator.guesses(T0)
+    assert "a gradient is assumed to take" in estimator.guesses(T0)
 
 
 def test_a_new_leader_takes_updates_and_their_samples_back() -> None:

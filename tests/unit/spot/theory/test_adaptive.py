@@ -64,7 +64,7 @@ def test_at_the_first_review_it_plans_with_what_is_left_and_a_reserve() -> None:
     # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
     assert decided.reason.startswith("first review")
-    assert "kept in reserve" in decided.reason
+    assert "with a reserve of" in decided.reason
 
 
 def test_where_nothing_has_moved_the_decision_is_the_very_same() -> None:
@@ -151,7 +151,7 @@ def test_the_reserve_is_not_spent() -> None:
 
     assert not close.places.any()
     assert close.plan.feasible
-    assert "kept in reserve" in close.reason
+    assert "with a reserve of" in close.reason
 
 
 def test_a_job_that_begins_close_to_its_deadline_does_not_begin_on_spot_alone() -> None:

@@ -164,7 +164,7 @@ def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
 
 def test_an_unheard_stream_is_what_the_prior_says_until_it_should_have_spoken() -> None:
     found, prior = StreamTally(0.0), RatePrior(1.0, 0.1)
-    with pytest.raises(ParameterError, match="seconds: no time has passed"):
+    with pytest.raises(ParameterError, match="seconds: must be above 0"):
         found.rate(5.0, 99)
     assert found.rate(5.0, 99, prior).value == pytest.approx(10)
     assert float(found.rate(1000.0, 99, prior).value) < 0.11
