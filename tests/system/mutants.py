@@ -3,7 +3,7 @@
 The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
 fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
 those whose loss costs work, not truth, and those that need more seeds than a test has time for.
-docs/explain/protocol.md names both.
+docs/explain/simulation.md names both.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 MUTANTS = (
     # --- streams that change ------------------------------------------------------------------
     Mutant(
-        "partitions that are added are opened",
+        "the leader opens added partitions",
         100,
         (Edit(CORE + "leader.py", "if self.ledger.generation(partition) is None:", "if False:"),),
     ),
     Mutant(
-        "a partition is opened once",
+        "a partition is opened only once",
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
     # --- forged triggers ------------------------------------------------------------------------
     Mutant(
-        "workers listen to the triggers that the leader's status names",
+        "workers read the trigger stream that the leader's status names",
         20,
         (
             Edit(
@@ -85,7 +85,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was heard of a stream of triggers counts for no other",
+        "trigger ids of one trigger stream do not count for another",
         20,
         (
             Edit(
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     # --- the control and the updates topic lose records -----------------------------------------
     Mutant(
-        "snapshots say of which topics they are",
+        "a snapshot names the topics that it belongs to",
         100,
         (
             Edit(
@@ -113,7 +113,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader knows which leader epochs it has read of the control topic",
+        "a leader tracks the Kafka leader epoch of the control topic",
         200,
         (
             Edit(
@@ -124,7 +124,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader knows which leader epochs it has read of the updates topic",
+        "a leader tracks the Kafka leader epoch of the updates topic",
         300,
         (
             Edit(
@@ -135,12 +135,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot of which a topic lost records is no base",
+        "a snapshot whose topics lost records is not a base",
         100,
         (Edit(CORE + "snapshot_search.py", "if not why[each.rank]]", "]"),),
     ),
     Mutant(
-        "a candidate goes on in the topics that it judged",
+        "a candidate continues in the topics that it checked",
         100,
         (
             Edit(
@@ -149,7 +149,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an epoch is a number that never comes again",
+        "an epoch number is never used again",
         800,
         (
             Edit(
@@ -160,7 +160,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine is of a batch by value",
+        "a quarantine identifies a batch by value, not by offset",
         600,
         (
             Edit(
@@ -176,12 +176,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "claims that were lost are not waited for for ever",
+        "workers wait for lost claims for a limited time",
         200,
         (Edit(CORE + "worker_reading.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
     ),
     Mutant(
-        "an older leader_status that keeps coming is believed",
+        "a worker accepts an older leader status if it persists",
         100,
         (
             Edit(
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     # --- streams whose logs changed -----------------------------------------------------------
     Mutant(
-        "a worker begins with what the leader_status knows of the log",
+        "a worker takes its log position from the leader status",
         1000,
         (
             Edit(
@@ -204,7 +204,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "batches whose records are gone expire, and are not read back from another log",
+        "batches whose records are gone expire and are not read from another log",
         1000,
         (
             Edit(
@@ -220,7 +220,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a wish to go on after a loss opens the streams that lost records",
+        "--after-loss opens the streams that lost records",
         100,
         (
             Edit(
@@ -244,7 +244,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch that holds the new b already closes",
+        "an open batch that already has the new b records closes",
         400,
         (
             Edit(
@@ -255,7 +255,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker's bound and its K follow the job's",
+        "a worker's bound and K follow changes of the job",
         100,
         (
             Edit(
@@ -267,17 +267,17 @@ MUTANTS = (
     ),
     # --- claims -------------------------------------------------------------------------------
     Mutant(
-        "a claim begins where the last accepted one ended, not further on",
+        "a claim does not begin after the end of the last accepted one",
         400,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed > span.start:"),),
     ),
     Mutant(
-        "a claim begins where the last accepted one ended, not before",
+        "a claim does not begin before the end of the last accepted one",
         100,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed < span.start:"),),
     ),
     Mutant(
-        "a claim counts with all of its spans or with none",
+        "a claim is accepted with all of its spans or with none",
         300,
         (
             Edit(
@@ -288,7 +288,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what retention deleted is claimed as expired",
+        "workers claim records that retention deleted as expired",
         100,
         (
             Edit(
@@ -299,7 +299,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker notices that it lost its place",
+        "a worker drops a position that the leader's status contradicts",
         100,
         (
             Edit(
@@ -310,7 +310,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker announces no more batches than its bound",
+        "a worker claims no more batches than its bound",
         100,
         (
             Edit(
@@ -321,7 +321,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "batches that may have been refused do not fill the bound",
+        "batches that may have been rejected do not count for the bound",
         1000,
         (
             Edit(
@@ -332,7 +332,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker forgets what is settled",
+        "a worker drops settled batches",
         100,
         (
             Edit(
@@ -356,7 +356,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "versions go up by one, as do a leader's numbers",
+        "versions and a leader's record numbers increase by one",
         100,
         (
             Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),
@@ -364,7 +364,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a Lead takes back what lies above its base",
+        "a Lead rolls back updates above its base",
         100,
         (
             Edit(
@@ -375,7 +375,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader stops when another leads",
+        "a leader stops when another Lead counts",
         500,
         (
             Edit(
@@ -387,7 +387,7 @@ MUTANTS = (
     ),
     # --- snapshots ----------------------------------------------------------------------------
     Mutant(
-        "a snapshot waits until its audit was read back",
+        "a snapshot is published only after its audit was read back",
         300,
         (
             Edit(
@@ -398,12 +398,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot that a later Lead took back is not used",
+        "a snapshot that a later Lead rolled back is not used",
         2000,
         (Edit(CORE + "snapshots.py", "if not history.base_lost or", "if True or"),),
     ),
     Mutant(
-        "in a snapshot the batches of the round in flight still wait",
+        "a snapshot contains the batches of the round in flight as waiting",
         100,
         (
             Edit(
@@ -415,7 +415,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round waits while too much of the audit is not read back",
+        "a round waits while too many audit records are not read back",
         1200,
         (
             Edit(
@@ -427,7 +427,7 @@ MUTANTS = (
     ),
     # --- rounds -------------------------------------------------------------------------------
     Mutant(
-        "a gradient is of the round's epoch, not only of its version",
+        "a gradient must match the round's epoch, not only its version",
         1000,
         (
             Edit(
@@ -442,7 +442,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a model is cached by its epoch, not only by its version",
+        "a model is cached by epoch and version",
         300,
         (
             Edit(
@@ -453,7 +453,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient counts whole or not at all",
+        "a gradient counts completely or not at all",
         100,
         (
             Edit(
@@ -469,7 +469,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient has all the samples of its batches",
+        "a gradient must include all samples of its batches",
         100,
         (
             Edit(
@@ -480,7 +480,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a model that is gone is put back",
+        "the leader publishes a missing model again",
         600,
         (
             Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
@@ -488,7 +488,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what is overdue is handed out again",
+        "overdue batches are assigned again",
         100,
         (
             Edit(
@@ -499,7 +499,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what has changed is written upon the model that it changes alone",
+        "a model difference is applied only to its base model",
         100,
         (
             Edit(
@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     # --- several rounds in flight -------------------------------------------------------------
     Mutant(
-        "a round begins only if all can still be applied in time",
+        "a round begins only if all rounds can meet their staleness limit",
         100,
         (
             Edit(
@@ -522,7 +522,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round is applied only if all others still can be in time",
+        "a round is applied only if all others can meet their staleness limit",
         100,
         (
             Edit(
@@ -533,7 +533,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient of older weights counts only if all can still be applied in time",
+        "a gradient of older weights counts only if all rounds can meet their limit",
         100,
         (
             Edit(
@@ -544,7 +544,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the base of an update is the oldest version that a gradient was taken at",
+        "the base of an update is the oldest version of its gradients",
         300,
         (
             Edit(
@@ -555,7 +555,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient message is of one round",
+        "a gradient message belongs to one round",
         100,
         (
             Edit(
@@ -576,7 +576,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient says whether its worker walked",
+        "a gradient says if its worker took local steps",
         2000,
         (
             Edit(
@@ -587,7 +587,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the synchrony that it began with",
+        "a round keeps the synchronisation that it began with",
         100,
         (
             Edit(
@@ -599,7 +599,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the learning rate of the rule that it began by",
+        "a round keeps the learning rate of its rule",
         100,
         (
             Edit(
@@ -611,7 +611,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round that begins while a rule holds is made as that one says",
+        "a round that begins while a rule holds uses the rule's mode",
         100,
         (
             Edit(
@@ -622,7 +622,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate is that of the job's own K: with another it is K'/K of it",
+        "the learning rate is scaled by K'/K if K' differs from the job's K",
         100,
         (
             Edit(
@@ -633,7 +633,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an update counts by the job's own K",
+        "progress counts in updates of the job's own K",
         100,
         (
             Edit(
@@ -642,12 +642,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate goes by how far the model is",
+        "the learning rate schedule follows the progress of the model",
         100,
         (Edit(CORE + "rounds.py", "schedule.share(before)", "schedule.share(0.0)"),),
     ),
     Mutant(
-        "a snapshot says how many updates of the job's own K the model has come to",
+        "a snapshot stores the progress in updates of the job's own K",
         100,
         (
             Edit(
@@ -669,7 +669,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "while a rule holds K is the rule's, not the tuner's",
+        "while a rule holds, K comes from the rule and not from the tuner",
         100,
         (
             Edit(
@@ -680,17 +680,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a change of K or of its bounds begins another tuner",
+        "a change of K or of its bounds restarts the tuner",
         100,
         (Edit(CORE + "modes.py", "if _tuned(settings) != _tuned(self._settings):", "if False:"),),
     ),
     Mutant(
-        "a new leader goes on with the K of the last update",
+        "a new leader continues with the K of the last update",
         600,
         (Edit(CORE + "modes.py", "_tuner(settings, synchrony)", "_tuner(settings)"),),
     ),
     Mutant(
-        "in a snapshot the batches of all rounds in flight still wait",
+        "a snapshot contains the batches of all rounds in flight as waiting",
         100,
         (
             Edit(
@@ -702,7 +702,7 @@ MUTANTS = (
     ),
     # --- bad data -----------------------------------------------------------------------------
     Mutant(
-        "what the dead had in hand is suspected",
+        "batches of dead workers are suspects",
         100,
         (
             Edit(
@@ -713,12 +713,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "poison is quarantined in the end",
+        "a batch that fails too often is quarantined",
         100,
         (Edit(CORE + "poison.py", "return self._failures[offset] > self._limit", "return False"),),
     ),
     Mutant(
-        "a suspect travels alone, and only then is struck",
+        "a suspect is assigned alone, and failures count only then",
         400,
         (
             Edit(
@@ -739,12 +739,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was quarantined is not trained on after a takeover",
+        "a quarantined batch is not trained after a takeover",
         2000,
         (Edit(CORE + "replay.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
-        "what was quarantined after a snapshot is not trained on either",
+        "a batch quarantined after a snapshot is not trained from it",
         1000,
         (
             Edit(
@@ -755,7 +755,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine stays when updates are taken back",
+        "a quarantine stays when updates are rolled back",
         200,
         (
             Edit(
@@ -778,7 +778,7 @@ MUTANTS = (
     ),
     # --- requeued batches ---------------------------------------------------------------------
     Mutant(
-        "only what is quarantined is taken back, and by value",
+        "only quarantined batches are requeued, and by value",
         4000,
         (
             Edit(
@@ -789,7 +789,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was replayed is not taken back",
+        "a replayed batch is not requeued",
         500,
         (
             Edit(
@@ -800,7 +800,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what was taken back cannot be replayed",
+        "a requeued batch is not replayed",
         500,
         (
             Edit(
@@ -811,7 +811,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader hears of what is taken back",
+        "a leader learns of requeued batches",
         300,
         (
             Edit(
@@ -822,7 +822,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a new leader knows what was taken back since its snapshot",
+        "a new leader knows the batches requeued since its snapshot",
         1000,
         (
             Edit(
@@ -833,12 +833,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot names what may be taken back",
+        "a snapshot names the batches that may be requeued",
         1000,
         (Edit(CORE + "snapshot_publishing.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
-        "an operator's record is none that a leader waits for",
+        "an operator's record does not count as a leader's record",
         1000,
         (
             Edit(
@@ -849,7 +849,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "so much poison in a row holds the job",
+        "too many quarantines in a row hold the job",
         300,
         (Edit(CORE + "leader.py", "        if too_many:", "        if False:"),),
     ),
@@ -860,7 +860,7 @@ GROUP = CORE + "members/"
 # Members that hold the weights; `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
-        "others hold the weights only once these are in storage",
+        "the weights move to other processes only after they are in storage",
         100,
         (
             Edit(
@@ -871,7 +871,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "who is to let others hold the weights stores them first",
+        "a leader stores the weights before it hands them over",
         40,
         (
             Edit(
@@ -882,7 +882,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what a member computed is lost with it",
+        "a member's gradients are lost with the member",
         20,
         (
             Edit(
@@ -893,7 +893,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what updates used since a snapshot is not trained on when its claim is replayed",
+        "batches used since a snapshot are not trained when their claims are replayed",
         40,
         (
             Edit(
@@ -904,7 +904,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "what updates used since a snapshot waits no longer",
+        "batches used since a snapshot do not wait again",
         60,
         (
             Edit(
@@ -915,7 +915,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "who holds another version does not take part",
+        "a member with another version takes no part",
         20,
         (
             Edit(
@@ -931,12 +931,12 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch that killed all members is suspected by who falls back",
+        "a leader that falls back keeps its suspects",
         80,
         (Edit(CORE + "leader.py", "self._suspects.restore(failure_counts)", "pass"),),
     ),
     Mutant(
-        "where claims were lost, only what a snapshot contains is believed",
+        "after lost claims, only batches in the snapshot count",
         80,
         (
             Edit(
@@ -947,7 +947,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a result is applied by the attempt that the audit names",
+        "a member applies the attempt that the audit names",
         80,
         (
             Edit(
@@ -958,7 +958,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient goes with the version that it was taken at",
+        "a member drops its gradients when its version changes",
         40,
         (
             Edit(
@@ -986,7 +986,7 @@ STORE_MUTANTS = (
 # Slices with owners; `common.simulation.faults.scenario.sliced` makes their worlds.
 BUILDS_MUTANTS = (
     Mutant(
-        "a worker of another model gets no order",
+        "a worker with another model gets no orders",
         5,
         (Edit(CORE + "liveness.py", "if own and beat.digest != own", "if False"),),
     ),
@@ -994,7 +994,7 @@ BUILDS_MUTANTS = (
 
 SLICES_MUTANTS = (
     Mutant(
-        "only who holds the optimizer's state of a slice owns it",
+        "only a member with the optimizer state of a slice owns it",
         80,
         (
             Edit(
@@ -1015,7 +1015,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "who has stepped a slice holds the optimizer's state of that alone",
+        "a member that stepped a slice has the optimizer state of only that slice",
         20,
         (
             Edit(
@@ -1026,7 +1026,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slice that nobody holds any more is a lost version",
+        "a version is lost if no member holds one of its slices",
         20,
         (
             Edit(

@@ -13,7 +13,7 @@ HERE = "common/spot/provisioning/"
 
 PROVISIONING_MUTANTS = (
     Mutant(
-        "an order is written down, and read back, before it is given",
+        "an order is recorded and read back before it is sent",
         10,
         (
             Edit(
@@ -35,7 +35,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "records.py", "f'{job}/{launch}'", "f'{job}'"),),
     ),
     Mutant(
-        "a launch has the same token whenever it is asked for",
+        "a launch has the same token in every request",
         100,
         (
             Edit(
@@ -46,7 +46,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "what a former provisioner writes does not count",
+        "records of a former provisioner do not count",
         100,
         (Edit(HERE + "fleet_ledger.py", "record.term != self.term or ", ""),),
     ),
@@ -56,7 +56,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "fleet_diff.py", "desired.slot not in leaving", "desired.slot >= 0"),),
     ),
     Mutant(
-        "machines whose order has ended are given back",
+        "machines whose order has ended are released",
         100,
         (
             Edit(
@@ -67,7 +67,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a machine is lost only after a while",
+        "a machine is lost only after several missed polls",
         50,
         (Edit(HERE + "fleet_watch.py", "missed.looks < LOOKS or", "missed.looks < 1 and"),),
     ),
@@ -77,7 +77,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "term.py", "not ledger.open and ", ""),),
     ),
     Mutant(
-        "orders of a predecessor are given again",
+        "a new provisioner sends its predecessor's orders again",
         100,
         (
             Edit(
@@ -99,12 +99,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "what is given back costs its pool's shortest time",
+        "a released machine costs at least its pool's minimum time",
         50,
         (Edit(HERE + "bill.py", "started_s + paid_s", "ended_s"),),
     ),
     Mutant(
-        "a machine costs what its own type costs",
+        "a machine costs the price of its own type",
         50,
         (
             Edit(
@@ -115,7 +115,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slot is seated anew only after its machine has ended",
+        "a slot is assigned again only after its machine has ended",
         60,
         (
             Edit(
@@ -133,7 +133,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a machine has one slot's stream for as long as it runs",
+        "a machine keeps one slot's stream while it runs",
         60,
         (
             Edit(HERE + "fleet_ledger.py", " or instance.slot is not None:", ":"),
@@ -141,12 +141,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slot is seated on a machine that has started up",
+        "a slot is assigned only to a machine that has started up",
         60,
         (Edit(HERE + "slots.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
     ),
     Mutant(
-        "a start-up is timed only where somebody looked when the machine started",
+        "a start-up is timed only if the provisioner polled when the machine started",
         60,
         (
             Edit(
@@ -155,7 +155,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "what is coming is not ordered again",
+        "a machine that is starting is not ordered again",
         60,
         (
             Edit(
@@ -166,7 +166,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "of too many machines some are given back",
+        "machines beyond the plan are released",
         60,
         (
             Edit(
@@ -177,7 +177,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "who was not heard of yet has not left",
+        "a worker without a heartbeat yet has not left",
         60,
         (
             Edit(HERE + "fleet_watch.py", "elif instance.launch in self._silent:", "else:"),
@@ -195,12 +195,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a plan bids for a machine once",
+        "a plan bids only once for a machine",
         60,
         (Edit(HERE + "fleet_diff.py", " - gone_bids.get(offer, 0)", ""),),
     ),
     Mutant(
-        "an order says what it bids",
+        "an order contains its bid",
         60,
         (Edit(HERE + "fleet_watch.py", "*instance.asked[1:],", "*instance.asked[1:3],"),),
     ),

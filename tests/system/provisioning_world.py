@@ -584,7 +584,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
     )
     asked = Offer(order.pool, order.type, order.zone, order.bid_usd_per_hour)
     if written != (order.slot, order.worker, asked):
-        yield Violation("an order is written down before it is given", str(order))
+        yield Violation("an order is recorded before it is sent", str(order))
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
@@ -592,7 +592,10 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
     if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
-        yield Violation("one decides at a time", f"{writer} while {world.leader} does: {record}")
+        yield Violation(
+            "only one provisioner decides at a time",
+            f"{writer} while {world.leader} does: {record}",
+        )
     if isinstance(record, Planned) and not (record.why and record.reason):
         yield Violation("a plan has its reasons", str(record))
     if isinstance(record, Started):
@@ -601,7 +604,7 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
             yield Violation("one launch, one machine", f"{record} {machines}")
     yield from _counted(world, record)
     if isinstance(record, Settled) and world.running() and not world.faults.hidden:
-        yield Violation("nothing runs when it is settled", str(world.running()))
+        yield Violation("no machine runs after the job is settled", str(world.running()))
 
 
 def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
@@ -611,17 +614,17 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
         asked = machines[record.launch].asked
         there = sum(each.asked == asked and not each.left for each in world.truth.open)
         if there > plan.counts.get(asked, 0):
-            yield Violation("no more are ordered than are wanted", f"{there} of {asked}")
+            yield Violation("no more machines are ordered than planned", f"{there} of {asked}")
         if asked.bid_usd_per_hour is not None:
             yield from _bid_once(world, asked, there)
     beats = set(world.running()) - world.silent
     if isinstance(record, Left) and record.launch in beats:
-        yield Violation("who sends heartbeats has not left", str(record))
+        yield Violation("a worker that sends heartbeats has not left", str(record))
     if isinstance(record, SlotAssigned):
         start_up_s = {pool.name: pool.start_up_s for pool in world.settings.pools}
         machine = machines[record.launch]
         if record.at_s < (machine.started_s or 0.0) + start_up_s[machine.pool]:
-            yield Violation("a slot is seated on a machine that is ready", str(record))
+            yield Violation("a slot is assigned only to a ready machine", str(record))
         holders = [
             launch
             for launch in world.running()
@@ -643,16 +646,16 @@ def check_settled(world: World) -> Iterator[Violation]:
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
         return
     if plan is None:
-        yield Violation("there is a plan", "none")
+        yield Violation("a running job has a plan", "none")
         return
     wanted = {slot for slot, place in enumerate(plan.places) if place == ON_DEMAND}
     running = {machine.slot for machine in world.fleet.rented if machine.state == "running"}
     if plan.counted:
         yield from _settled_counted(world, plan)
     elif not wanted <= running:
-        yield Violation("what is wanted runs", f"{wanted} wanted, {running} run")
+        yield Violation("planned machines run", f"{wanted} wanted, {running} run")
     if world.truth.replans:
-        yield Violation("who asks for a plan gets one", str(world.truth.replans))
+        yield Violation("a request for a plan is answered", str(world.truth.replans))
 
 
 def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
@@ -667,7 +670,9 @@ def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
     since = [each for each in ordered if each.asked == asked]
     before = there - sum(each.open for each in since)
     if isinstance(plan, Planned) and before + len(since) > plan.counts.get(asked, 0):
-        yield Violation("a plan bids for a machine once", f"{len(since)} and {before} of {asked}")
+        yield Violation(
+            "a plan bids only once for a machine", f"{len(since)} and {before} of {asked}"
+        )
 
 
 def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
@@ -675,24 +680,24 @@ def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
     counts = Counter(each.asked for each in there if not each.left)
     alone = plan.counts.get(ALONE, 0)
     if counts[ALONE] != alone:
-        yield Violation("what is wanted runs on demand", f"{alone} of {there}")
+        yield Violation("planned on-demand machines run", f"{alone} of {there}")
     if too_many := {asked: n for asked, n in counts.items() if n > plan.counts.get(asked, 0)}:
-        yield Violation("what is too much is given back", str(too_many))
+        yield Violation("machines beyond the plan are released", str(too_many))
     spares = [each for each in there if each.slot is None]
     assigned = {each.slot for each in there if each.has_slot}
     settled_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
     holds = world.settings.on_preemption == "hold"
     if holds and spares and len(assigned) < world.settings.workers and world.now_s > settled_s:
-        yield Violation("nobody waits beside a spare", f"{assigned} seated beside {spares}")
+        yield Violation("no slot waits beside a spare", f"{assigned} assigned beside {spares}")
     if assigned and not holds:
-        yield Violation("streams that move have no seats", str(assigned))
+        yield Violation("streams that move have no slots", str(assigned))
 
 
 def check_end(world: World) -> Iterator[Violation]:
     """Check that a finished job leaves nothing open or unaccounted."""
     if not world.over():
         left = [p.name for p in world.replicas if not p.dead and not p.machine.finished]
-        yield Violation("everything comes to an end", f"{left} open {world.truth.open}")
+        yield Violation("all machines and orders end", f"{left} open {world.truth.open}")
         return
     yield from _machines(world)
     yield from _check_slots(world)
@@ -710,13 +715,13 @@ def _machines(world: World) -> Iterator[Violation]:
     if len(set(launches)) < len(launches):
         yield Violation("one launch, one machine", str(launches))
     if world.truth.open or world.running():
-        yield Violation("everything is given back", f"{world.truth.open} {world.running()}")
+        yield Violation("all machines are released", f"{world.truth.open} {world.running()}")
     for machine in machines:
         rented = world.truth.machines[machine.launch]
         reported = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
         true = (machine.id, machine.started_s, machine.ended_s, machine.cause)
         if reported != true and machine.launch not in world.faults.hidden:
-            yield Violation("machines are told of as they were", f"{rented} {machine}")
+            yield Violation("machines are reported as they were", f"{rented} {machine}")
 
 
 def _check_slots(world: World) -> Iterator[Violation]:
@@ -736,7 +741,9 @@ def _check_slots(world: World) -> Iterator[Violation]:
     for slot, held_by in occupied.items():
         for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
             if started_s < ended_s and not {first, second} & world.faults.hidden:
-                yield Violation("one own machine in a slot", f"{slot}: {first}, {second}")
+                yield Violation(
+                    "a slot has only one machine of its own", f"{slot}: {first}, {second}"
+                )
 
 
 def _start_ups(world: World) -> Iterator[Violation]:
@@ -750,7 +757,9 @@ def _start_ups(world: World) -> Iterator[Violation]:
             least_s = min(pool.start_up_s, shortest_s / 2)
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
             if not least_s <= start_up_s <= most_s:
-                yield Violation("start-ups are learnt as they are", f"{start_up_s} of {pool.name}")
+                yield Violation(
+                    "start-up times are learned correctly", f"{start_up_s} of {pool.name}"
+                )
 
 
 def _cost(world: World) -> Iterator[Violation]:

@@ -53,48 +53,54 @@ def mutant(rule: str, before: str, after: str) -> Mutant:
 
 
 MUTANTS = (
-    mutant("who is pinned stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
-    mutant("who came lately stays", "and worker.stay_s < settings.shortest_stay_s", "and False"),
-    mutant("nobody leaves a job during its takeover", " or worker.job in self._stale:", ":"),
+    mutant("a pinned worker stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
     mutant(
-        "nobody goes to a job during its takeover",
+        "a worker that moved recently stays",
+        "and worker.stay_s < settings.shortest_stay_s",
+        "and False",
+    ),
+    mutant("no worker leaves a job during its takeover", " or worker.job in self._stale:", ":"),
+    mutant(
+        "no worker moves to a job during its takeover",
         "if job not in self._jobs or job in self._stale:",
         "if job not in self._jobs:",
     ),
     mutant(
-        "a place that nobody can fill is left out",
+        "a slot that no worker can fill is left out",
         "if not bound and not any(it.can_do(demand) for it in self._workers):",
         "if False:",
     ),
     mutant(
-        "nobody goes where it cannot do the task",
+        "no worker moves to a job whose task it cannot run",
         "if it.can_do(self._jobs[slot.job])), None)",
         "if True), None)",
     ),
-    mutant("what owners ask for goes first", "if number < demand.target:", "if False:"),
+    mutant("requested workers are assigned first", "if number < demand.target:", "if False:"),
     mutant(
-        "who has waited longest goes first",
+        "the job that has waited longest goes first",
         "if number == 0 and waited_s > settings.longest_wait_s:",
         "if False:",
     ),
-    mutant("an occupied place clings", "occupied = settings.occupied if", "occupied = 1.0 if"),
-    mutant("weights count", "(needed * demand.weight)", "(needed * 1.0)"),
     mutant(
-        "of too many who go the same way the last ones stay",
+        "an occupied slot has preference", "occupied = settings.occupied if", "occupied = 1.0 if"
+    ),
+    mutant("weights of jobs count", "(needed * demand.weight)", "(needed * 1.0)"),
+    mutant(
+        "the last of too many workers that move to one job stay",
         "if over > 0 and me.worker in rivals[-over:]:",
         "if False:",
     ),
     mutant(
-        "paused jobs need nobody",
+        "paused jobs need no workers",
         "if not demand.runs or not records_per_s:",
         "if not records_per_s:",
     ),
     mutant(
-        "drained jobs need nobody, whatever their owners ask for",
+        "drained jobs need no workers, even if their owners request some",
         "if not demand.runs or not records_per_s:",
         "if not demand.runs:",
     ),
-    mutant("what is not heard of is stale", "if at <= stale_since)", "if False)"),
+    mutant("a job without recent status is stale", "if at <= stale_since)", "if False)"),
 )
 
 

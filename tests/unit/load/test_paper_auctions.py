@@ -92,5 +92,5 @@ def test_the_clairvoyant_pays_an_hour_only_where_no_price_rises_in_it() -> None:
 
 
 def test_prices_at_which_nobody_works_are_refused() -> None:
-    with pytest.raises(UserError, match="nobody does"):
+    with pytest.raises(UserError, match="prices: too high to do"):
         done(auctions([2.0] * 20), 1.0)

@@ -69,7 +69,7 @@ def test_a_folder_with_one_kind_of_prices_gives_the_rows_of_that_kind(prices: Pa
     (prices / "2015.csv").unlink()
     assert [row.name for row in rows_of(prices)] == ["G"]
     (prices / "us-east-1-5min-m4.xlarge.csv").unlink()
-    with pytest.raises(UserError, match="holds no tables of prices"):
+    with pytest.raises(UserError, match="has no tables of prices"):
         rows_of(prices)
 
 
@@ -153,5 +153,5 @@ def test_a_zone_alone_costs_no_less_than_the_clairvoyant_pays(
     found = zones.measured(zones.Work(zones.zones_in(tmp_path), 1.25, 2, 1))
     assert found.met == 2
     assert 0.3 <= found.clairvoyant <= found.cost < 0.5
-    with pytest.raises(UserError, match="holds no recorded zones"):
+    with pytest.raises(UserError, match="has no recorded zones"):
         zones.zones_in(tmp_path / "zone_v100_1.json")

@@ -99,19 +99,19 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
-        ("on_demand: {usd_per_hour: {a: 1}, instance_types: [a, b]}", "no price of b"),
-        ("on_demand: {usd_per_hour: {}}", "no price of any type"),
+        ("on_demand: {usd_per_hour: {a: 1}, instance_types: [a, b]}", "must have a price for b"),
+        ("on_demand: {usd_per_hour: {}}", "must have a price for any type"),
         (
             "on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: 0.5, bid_usd_per_hour: 0.4}]",
             "bid_usd_per_hour: must be at least the pool's price of 0.5",
         ),
         (
             f"fleet: ec2\n{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{BID}]",
-            "bid_usd_per_hour: is for fleet: process",
+            "bid_usd_per_hour: needs `fleet: process`",
         ),
         (
             "on_demand: {usd_per_hour: 1, billing: azure}",
-            "on_demand.billing: must be ec2, ec2-2017",
+            "on_demand.billing: must be a block of rules or one of ec2, ec2-2017",
         ),
         ("on_demand: {usd_per_hour: 1, billing: {per: day}}", "billing.per"),
         ("on_demand: {usd_per_hour: 1, billing: {minimum_s: -1}}", "billing.minimum_s"),

@@ -267,7 +267,7 @@ def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
 
     plan = plans(street)[-1]
     assert plan.stability < 1
-    assert "not even one machine for each of the K gradients would do" in plan.warning
+    assert "one machine for each of the K gradients would not suffice" in plan.warning
 
 
 def test_a_fleet_that_does_not_answer_is_reported(street: Street) -> None:

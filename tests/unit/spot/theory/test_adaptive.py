@@ -203,7 +203,7 @@ def test_the_runtime_of_places_is_equation_21() -> None:
 
 
 def test_numbers_that_make_no_sense_are_named() -> None:
-    with pytest.raises(ParameterError, match="pools: there are 1"):
+    with pytest.raises(ParameterError, match="pools: must have the on-demand pool"):
         POLICY.reconsider(situation(pools=POOLS[:1]), None)
 
 
