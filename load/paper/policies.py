@@ -201,7 +201,7 @@ def _start_up(section: Section, runner: Runner) -> None:
     sure = [name for name, one in by_name.items() if one.met >= CHANCE]
     cheapest = min(sure, key=lambda name: by_name[name].cost_ratio.mean, default="none")
     section.say(
-        f"An outage lasts {outage_s:.0f} s on average, so a spot machine is away for"
+        f"An outage lasts {outage_s:.0f} s on average, so a spot machine is missing for"
         f" {outage_s + spot_s:.0f} s of every {CYCLE_S:,.0f}. At equal rates, {cheapest} is the"
         f" cheapest policy that meets at least {percent(CHANCE, 0)}; pools costs"
         f" {percent(pools.cost_ratio.mean)} and meets"

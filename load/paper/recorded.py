@@ -82,14 +82,15 @@ def run(runner: Runner) -> Section:
 def _introduce(section: Section, found: Found, asked: Asked) -> None:
     section.say(
         f"{len(found.series)} series, {FEW} runs on each with different starts, θ = 1.05 θ₀, λ ="
-        f" 125, gradients of {1e3 * GRADIENT_S:g} ms. Streams pause while their machine is away,"
+        f" 125, gradients of {1e3 * GRADIENT_S:g} ms. Streams pause without their machine,"
         " and machines start at once. A cell has the mean cost as a share of on-demand machines"
         " alone, and the deadlines met by all runs of the group."
         + (" Quick: one series of each group." if asked.quick else "")
     )
     section.point(
-        f"*Prices* are replayed at {SPEED:,.0f} times their speed, as in the paper; those of 2022,"
-        " of which less than six hours are recorded, at their own speed. Until 2017, all machines"
+        f"*Prices* are replayed at {SPEED:,.0f} times their speed, as in the paper; those of 2022"
+        " at their own speed, because the recording is shorter than six hours. Until 2017, all"
+        " machines"
         " are preempted while the price is above the bid, which is the on-demand price. Later"
         " prices do not preempt; each machine is preempted independently with"
         f" {ALPHA} = {Setting().availability:g}. On-demand prices come from price lists"

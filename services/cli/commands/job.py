@@ -200,7 +200,7 @@ def resume(
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Resume a paused, stopped or held job at exactly the point where it stopped.
+    """Resume a paused, stopped or held job exactly where it stopped.
 
     `doll job show` prints why a job is held, which options to give, and what will be lost.
 

@@ -171,7 +171,7 @@ def test_apart_each_worker_has_a_place_in_a_count(tmp_path: Path) -> None:
 def test_a_start_for_workers_that_each_read_their_own_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
     spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv", start_s=5))
-    with pytest.raises(UserError, match="start_s: each worker reads its own part"):
+    with pytest.raises(UserError, match="start_s: conflicts with `together: false`"):
         made(tmp_path, spot, (1, 1))
 
 

@@ -87,7 +87,7 @@ def test_a_grid_has_a_row_each_five_minutes_and_columns_that_end_sooner(tmp_path
         (GRID, "", "column: trace.csv has several columns; choose one of x, y"),
         (GRID, "z", "column: trace.csv has no column 'z'; choose one of x, y"),
         (GRID.replace("1,2,8", "1,2,"), "x", None),
-        (GRID.replace("1,2,8", "1,,8"), "x", "row 3 has no value in column 'x', and later rows"),
+        (GRID.replace("1,2,8", "1,,8"), "x", "row 3 has no value in column 'x', but later rows"),
         (GRID.replace("2,3,", "3,3,"), "x", r"row 3 \(300 s\) is followed by a gap"),
         (GRID.replace("1,2,8", "1,two,8"), "x", "row 3 cannot be read"),
         (GRID.replace("1,2,8", "1,2"), "x", "row 3 has 2 cells, but the first row has 3"),
@@ -168,8 +168,11 @@ def test_json_holds_availability_and_sometimes_prices(tmp_path: Path) -> None:
         ("region,price\nx,1\n", "the simplest is a CSV file with the header `seconds,value`"),
         ("{", "must be CSV or JSON"),
         ('{"data": [1, 2]}', "metadata.gap_seconds must be a number above 0, got None"),
-        ('{"metadata": {"gap_seconds": 0}, "data": [1, 2]}', "gap_seconds must be .*, is 0"),
-        ('{"metadata": {"gap_seconds": 9}, "data": [1, null]}', "row 2 of 'data' is None"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1, 2]}', "gap_seconds must be .*, got 0"),
+        (
+            '{"metadata": {"gap_seconds": 9}, "data": [1, null]}',
+            "row 2 of 'data' must be a number, got None",
+        ),
         ('{"metadata": {"gap_seconds": 9}, "data": [1]}', "at least 2 rows, got 1"),
         ("seconds,value\n", "at least 2 rows, got 0"),
     ],
@@ -188,7 +191,7 @@ def test_a_choice_where_there_is_none_and_a_file_that_is_not_there_are_refused(
         read_trace(written(tmp_path, PRICES), {}, "x")
     # The first error: it is no trace at all.
     for choice in ({"zone": "a"}, {}):
-        with pytest.raises(UserError, match=r"begins with 'time,usd', which is no trace"):
+        with pytest.raises(UserError, match=r"is not in a known format, got 'time,usd'"):
             read_trace(written(tmp_path, "time,usd\n2026-01-01,1\n"), choice, "usd")
     with pytest.raises(UserError, match="there is no such file"):
         read_trace(tmp_path / "none.csv")

@@ -46,7 +46,7 @@ def test_at_another_speed_the_same_is_seen_sooner() -> None:
     [
         ([0], [1], 10, "at least 2 rows, got 1"),
         ([0, 20, 10], [1, 1, 1], 30, r"row 3 \(10 s\) is 10 s before the previous row; sort"),
-        ([0, math.nan], [1, 1], 30, "row 2 .* no finite time"),
+        ([0, math.nan], [1, 1], 30, "row 2 .* must have a finite time"),
         ([0, 10], [1, math.nan], 30, r"row 2 \(10 s\) must be a number of at least 0"),
         ([0, 10], [-1, 1], 30, "row 1 .* must be a number of at least 0"),
         ([5, 10], [1, 1], 30, "must begin at 0 s, got 5 s"),
