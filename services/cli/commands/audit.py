@@ -36,7 +36,7 @@ def audit(
         ),
     ] = 10,
 ) -> None:
-    """Prove from Kafka alone that every record was used once, and show what built each version.
+    """Prove from Kafka alone that every record was used once, and show each version's records.
 
     Exits with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
     5 if there is a gap, an overlap or a batch used twice, and with 6 if Kafka no longer has the

@@ -86,12 +86,11 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         typer.Option("--dry-run", help="Print what would be replayed, without writing anything."),
     ] = False,
 ) -> None:
-    """Write unusable records to a topic again, for all of its readers.
+    """Write the records of dead letters to a topic again, for all readers of the topic.
 
-    They become new records with their keys and headers, and a header `replayed_from` with the
+    They become new records with the same keys and headers, and a header `replayed_from` with the
     original address. Each is written once; if the command is interrupted, run it again to write the
-    rest. The quarantine of batches is made final first, so that `doll job requeue` cannot train
-    them, too.
+    rest. `doll job requeue` can no longer train replayed batches.
 
     Example: [bold]doll dlq replay clinic-a --reason "label: is missing" --dry-run[/]
     """

@@ -38,8 +38,8 @@ def pull(
 ) -> None:
     """Write a model's weights to a file that `safetensors.torch.load_file` reads.
 
-    The version comes from a checkpoint or a hot snapshot, and must be part of the audited history.
-    `best` is the version with the lowest mean loss over its last updates.
+    The version must be stored in a checkpoint or a hot snapshot: see `doll model list`. `best` is
+    the version with the lowest mean loss over its last updates.
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """

@@ -37,7 +37,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="Policy to simulate: on-demand, static, adaptive, chance or pools, or bidbrain for"
-            " a backlog. Repeat the option to compare policies. Optional. If unset, the policies of"
+            " a backlog. Repeat the option to compare policies. Optional. If unset, the policy of"
             " the file.",
         ),
     ] = None,

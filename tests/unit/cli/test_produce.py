@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         (["nowhere.csv"], "nowhere.csv: there is no such file"),
         ([str(tmp_path / "odd.npz")], "field 'a': must be one of uint8"),
         ([str(tmp_path / "plain.npz"), "--warp"], "--warp: needs a field `image`"),
-        (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
+        (["digits", "--codec", "avro"], "--codec: must be tensor or json, got 'avro'"),
         (["digits", "--max-lag", "5"], "--job, --max-lag: give both or neither"),
         (["digits", "--label", "x"], "no columns"),
         ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),

@@ -87,4 +87,4 @@ def test_it_ends_without_a_word_when_whoever_asked_goes_before_it_has_asked() ->
 
 def test_what_makes_no_sense_is_refused_in_words() -> None:
     report = simulated(order(1, rates=[0, 0, 0, 0]), Path(), lambda _policy, _share: None)
-    assert "all streams of a run are silent" in report.refused
+    assert "all rates of a run are 0" in report.refused
