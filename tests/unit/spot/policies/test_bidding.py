@@ -76,7 +76,7 @@ def test_odds_are_counted_pool_by_pool_and_a_constant_price_is_never_passed() ->
 
 
 def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_reported_by_its_pool() -> None:
-    with pytest.raises(ParameterError, match="wild: what its machines have cost"):
+    with pytest.raises(ParameterError, match="wild: its past prices are not known"):
         odds_of(POOLS, past(on_demand=(1.0,), steady=(0.3,)))
     short = PAST | {"wild": PriceHistory((0.0, 600.0), (0.1, 0.2), 3000.0)}
     with pytest.raises(ParameterError, match="wild: its past prices: are 25 of 120 s"):

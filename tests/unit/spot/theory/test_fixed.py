@@ -71,5 +71,5 @@ def test_tables_call_them_by_the_names_of_the_experiments() -> None:
 
 
 def test_a_split_needs_a_spot_pool() -> None:
-    with pytest.raises(ParameterError, match="pools: there are 1"):
+    with pytest.raises(ParameterError, match="pools: must have the on-demand pool"):
         Static().reconsider(situation(pools=POOLS[:1]), None)
