@@ -131,7 +131,7 @@ def test_services_started_by_the_command_find_all_our_packages(
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
     output = said(starts, place, tmp_path / "starts", OURS)
-    assert "provisioner: DOLL_MARKET: must name the file" in output
+    assert "provisioner: DOLL_MARKET: must be set" in output
 
 
 def test_task_beside_a_user_package_named_common_is_found(

@@ -133,7 +133,7 @@ def test_invalid_or_insufficient_key_is_reported_with_a_remedy(submitted: World)
 
 def test_command_that_needs_kafka_rejects_api_option(world: World) -> None:
     said = world.run("--api", URL, "audit", "digits", code=exits.REFUSED).stderr
-    assert "needs Kafka itself: leave out --api" in said
+    assert "connects to Kafka directly; remove --api" in said
 
 
 def test_command_that_needs_kafka_ignores_doll_api(
@@ -226,4 +226,4 @@ def test_submit_reports_that_it_waits_for_the_check(
     world.log.create_topics([NewTopic("clinic-a", 2)])
     monkeypatch.setattr("services.cli.commands.job._PATIENCE_S", 0.0)
     said = world.run("job", "submit", "-", typed=JOB).stderr
-    assert "waiting for the check of the job" in said
+    assert "waiting: the service builds the job's task" in said

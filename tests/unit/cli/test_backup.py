@@ -37,7 +37,7 @@ def test_restore_brings_back_jobs_and_keys_unchanged(world: World, tmp_path: Pat
     job, keys = JobOperations(world.log).get(JOB), KeyStore(world.log).read()
 
     saved = world.run("backup", str(file)).stdout
-    assert saved == f"{file} has 1 record of doll.jobs and 3 records of doll.keys\n"
+    assert saved == f"saved to {file}: 1 record of doll.jobs and 3 records of doll.keys\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lose(world)
     output = world.run("restore", str(file)).stdout

@@ -61,7 +61,7 @@ def submitted(world: World) -> None:
 def test_submit_creates_a_job_from_a_file(world: World, file: str) -> None:
     world.log.create_topics([NewTopic("clinic-a", 3)])
     result = world.run("job", "submit", file)
-    assert result.stdout == "job digits submitted: 3 partitions of clinic-a, from earliest on\n"
+    assert result.stdout == "job digits submitted: 3 partitions of clinic-a, starting at earliest\n"
     assert "digits" in world.run("job", "list").stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert shown["spec"]["batch_size"] == 2
@@ -96,7 +96,7 @@ def test_submit_of_an_unreadable_file_names_it(world: World, tmp_path: Path) -> 
     result = world.run("job", "submit", str(tmp_path / "binary"), code=exits.REFUSED)
     assert "cannot be read as text" in result.stderr
     result = world.run("job", "submit", "-", typed=b"\xff\xfe\xfd", code=exits.REFUSED)
-    assert "-: cannot be read as text" in result.stderr
+    assert "standard input: cannot be read as text" in result.stderr
 
 
 def test_job_can_be_paused_resumed_and_stopped(world: World) -> None:
@@ -126,7 +126,7 @@ def test_change_prints_the_settings_and_records_the_reason(world: World) -> None
     result = world.run("job", "change", "digits", "--deadline", "none")
     assert "changed: deadline_s none (revision 2)\n" in result.stdout
     result = world.run("job", "change", "digits", "--group-size", "4")
-    assert result.stdout == "job digits has these settings already: nothing was changed\n"
+    assert result.stdout == "job digits already has these settings; nothing was changed\n"
 
 
 def test_change_accepts_blocks_of_settings(world: World) -> None:
@@ -195,16 +195,21 @@ def test_purge_lists_what_it_removes_asks_and_frees_the_name(world: World) -> No
     asked = world.run(*purge, typed="n\n", code=1).stdout
     assert "would be removed: topic doll.digits.updates, 2 records" in asked
     assert "would be removed: 1 files in object storage" in asked
-    assert "stays: dead letters" in asked
+    assert "kept: dead letters" in asked
     assert "digits" in world.run("job", "list").stdout
     output = world.run(*purge, typed="y\n").stdout
-    assert "the name digits is free\nremoved: topic doll.digits.control, 0 records\n" in output
+    assert (
+        "the name digits can be used again\nremoved: topic doll.digits.control, 0 records\n"
+        in output
+    )
     assert world.blobs.content == {}
     submitted(world)
     assert JobStore(world.log).get("digits").id == "digits.I2"
     world.run("job", "stop", "digits")
     assert "doll.digits.I2.updates" in world.run(*purge, "--yes").stdout
-    assert "goes with" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
+    assert (
+        "needs --purge" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
+    )
     output = world.run("job", "delete", "digit", "--purge", "--yes", code=exits.REFUSED).stderr
     assert 'there is no job "digit", and nothing is left of one' in output
 
@@ -437,7 +442,7 @@ def test_stop_of_a_finished_job_leaves_it_finished_and_says_so(world: World) -> 
     submitted(world)
     JobStore(world.log).finish("digits", "400 updates applied", 0)
     output = world.run("job", "stop", "digits", "--reason", "enough").stdout
-    assert output == "job digits has finished and stays as it is: 400 updates applied\n"
+    assert output == "job digits has finished and does not change: 400 updates applied\n"
     assert "finished: 400 updates applied" in world.run("job", "list").stdout
     assert "is resumed" in world.run("job", "resume", "digits").stdout
     output = world.run("job", "stop", "digits", "--reason", "enough").stdout
@@ -468,7 +473,7 @@ def test_resume_after_loss_needs_a_held_job(world: World) -> None:
     refused = world.run("job", "resume", "digits", "--after-loss", code=3)
     assert "is not held" in refused.stderr
     refused = world.run("job", "resume", "digits", "--from-start", code=3)
-    assert "goes with --after-loss" in refused.stderr
+    assert "needs --after-loss" in refused.stderr
     job_store = JobStore(world.log)
     job_store.hold(job_store.get("digits"), "the updates topic lost records")
 

@@ -197,7 +197,7 @@ def test_snapshot_of_a_later_format_is_distinguished_from_a_torn_one(world: Worl
 
 
 def test_model_list_shows_effective_versions_and_their_place(led: World) -> None:
-    assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
+    assert "no version of digits is stored yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     # The second leader rolled this version back.
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))
