@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 # Fields of the API's responses.
 Count = Annotated[int, Field(ge=0)]
-Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
+Stream = Annotated[str, Field(description="Kafka topic of the data stream.", examples=["clinic-a"])]
 
 # --- states --------------------------------------------------------------------------------------
 
@@ -593,11 +593,21 @@ class StreamAnswer(BaseModel):
     """A data stream as this job sees it."""
 
     stream: Stream
-    partitions: Count = Field(description="That the job reads.")
-    rate_per_s: float | None = Field(description="Records that arrive.")
-    lag: Count | None = Field(description="Records in no update yet.")
-    settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
-    dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
+    partitions: Count = Field(description="Number of partitions of the stream that the job reads.")
+    rate_per_s: float | None = Field(
+        description="Records per second that arrive in the stream; null if unknown."
+    )
+    lag: Count | None = Field(
+        description="Number of records in the stream that no update contains yet; null if unknown."
+    )
+    settled: Count | None = Field(
+        description="Number of records of the stream that are settled (trained, skipped, expired or"
+        " in quarantine) and covered by a checkpoint; null if unknown."
+    )
+    dead_lettered: Count = Field(
+        description="Number of records of the stream that could not be decoded or whose batch is in"
+        " quarantine."
+    )
 
 
 def partitions_of(record: JobRecord, claimed: Positions) -> set[Partition]:
@@ -800,59 +810,99 @@ SHOWN_UPDATES = 20
 class SynchronyAnswer(BaseModel):
     """Synchronisation of updates: batches per update, and age of their gradients."""
 
-    mode: SynchronisationMode = Field(description="As in a job file.")
-    group_size: Count = Field(description="K, batches per update.")
-    staleness: Count = Field(description="s: so many updates may lie between both.")
+    mode: SynchronisationMode = Field(
+        description="Synchronisation mode of the workers, as in a job file."
+    )
+    group_size: Count = Field(description="Number of batches per update (K).")
+    staleness: Count = Field(
+        description="Maximum staleness (s): number of updates that may lie between the weights of a"
+        " gradient and the update that contains it."
+    )
 
 
 class Numbers(BaseModel):
     """Progress of a job; values that are not known are null."""
 
-    version: Count = Field(description="J, updates made so far.", examples=[412])
+    version: Count = Field(
+        description="Newest version of the model (J): number of updates so far.", examples=[412]
+    )
     updates: float = Field(
-        description="Of the job's own K that these come to, whatever K they were made with: what"
-        " `stop.updates` counts.",
+        description="Number of updates so far as `stop.updates` counts them: an update with another"
+        " number of batches than the job's K counts in proportion.",
         examples=[412.0],
     )
-    samples: Count = Field(description="Records trained.", examples=[2109440])
-    loss: float | None = Field(description="Mean per sample over the last updates.")
-    metrics: dict[str, float] = Field(
-        description="Likewise, such as prequential accuracy; auc, calibration_error, f1, precision"
-        " and recall are of the records of the last minute."
+    samples: Count = Field(
+        description="Number of records that the model was trained on.", examples=[2109440]
     )
-    updates_per_s: float | None = Field(description="Over the last 10 s.")
-    samples_per_s: float | None = Field(description="Over the last 10 s.")
-    lag: Count | None = Field(description="Records in the streams and in no update yet.")
-    workers: Count | None = Field(description="That send heartbeats.")
+    loss: float | None = Field(
+        description="Mean loss per record over the last 20 updates; null before the first update."
+    )
+    metrics: dict[str, float] = Field(
+        description="Metrics by name, on records before the model learned from them: auc,"
+        " calibration_error, f1, precision and recall over the records of the last minute; others,"
+        " such as accuracy, as means per record over the last 20 updates."
+    )
+    updates_per_s: float | None = Field(
+        description="Updates per second over the last 10 seconds; null before the first update."
+    )
+    samples_per_s: float | None = Field(
+        description="Records trained per second over the last 10 seconds; null before the first"
+        " update."
+    )
+    lag: Count | None = Field(
+        description="Number of records in the streams that no update contains yet; null if unknown."
+    )
+    workers: Count | None = Field(
+        description="Number of workers that send heartbeats; null if Redis is unavailable."
+    )
     synchrony: SynchronyAnswer = Field(
-        description="Of the newest update, or as the job's settings are since."
+        description="Synchronisation of the newest update; if the job's settings were changed since"
+        " then, the synchronisation of the next one."
     )
     learning_rate: float | None = Field(
-        description="Of the newest update, by the job's rate, its schedule and its synchronisation;"
-        " null: an earlier version of DOLL made it.",
+        description="Learning rate of the newest update, with its schedule and synchronisation"
+        " applied; null if the update was made by an old version of DOLL that did not record it.",
         examples=[0.002],
     )
     stale: Count | None = Field(
-        description="Updates between the oldest gradient of the newest update and itself."
+        description="Staleness of the newest update: number of updates between the weights of its"
+        " oldest gradient and the update itself; null before the first update."
     )
     note: str = Field(
-        description="Why updates wait for each other in vain; empty where they do not.",
+        description="Warning that the job's settings keep updates from overlapping as"
+        " `synchronisation` intends; empty if they do not.",
         examples=[""],
     )
-    waiting: Count | None = Field(description="Batches that wait for an update.")
-    skipped: Count = Field(description="Records that did not decode.")
-    quarantined: Count = Field(description="Batches that were given up.")
-    requeueable: Count = Field(description="Of these, those that an operator may take back.")
-    expired: Count = Field(description="Records that Kafka deleted before they were trained.")
-    lost: Count = Field(description="Records that were trained, and that Kafka lost afterwards.")
+    waiting: Count | None = Field(
+        description="Number of accepted batches that wait for an update; null if unknown."
+    )
+    skipped: Count = Field(
+        description="Number of records that could not be decoded and were skipped."
+    )
+    quarantined: Count = Field(
+        description="Number of batches in quarantine, which were given up without training."
+    )
+    requeueable: Count = Field(
+        description="Number of batches in quarantine that an operator can requeue."
+    )
+    expired: Count = Field(
+        description="Number of records that Kafka deleted before the model was trained on them."
+    )
+    lost: Count = Field(
+        description="Number of records that the model was trained on and that Kafka lost"
+        " afterwards."
+    )
     whole: bool = Field(
-        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
-        " `quarantined`, `expired` and `lost` are of the rest."
+        description="True if `samples`, `skipped`, `quarantined`, `expired` and `lost` cover the"
+        " job's entire history. False if Kafka no longer has its beginning; they then cover the"
+        " rest."
     )
     led: bool | None = Field(
-        description="Whether a coordinator leads the job; null: Redis is unavailable."
+        description="True if a coordinator leads the job; null if Redis is unavailable."
     )
-    last_update_s: float | None = Field(description="When the last update was made, since 1970.")
+    last_update_s: float | None = Field(
+        description="Time of the newest update, in seconds since 1970; null if unknown."
+    )
 
 
 class JobProgress:

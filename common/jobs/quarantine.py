@@ -33,17 +33,23 @@ Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
 class QuarantinedBatchAnswer(BaseModel):
     """A quarantined batch."""
 
-    batch: Count = Field(description="What it is called: its offset in the control topic.")
-    records: Count = Field(description="That it holds.")
+    batch: Count = Field(
+        description="Number of the batch: offset of its claim in the job's control topic."
+    )
+    records: Count = Field(description="Number of records in the batch.")
     spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
-        description="What it is made of: topic, partition, first position and the one after the"
-        " last.",
+        description="Address of the batch's records. For each partition: topic, partition, first"
+        " offset, and the offset after the last record.",
         examples=[[["clinic-a", 0, 128, 192]]],
     )
     reason: str = Field(
-        description="Why it was given up.", examples=["poison: raised: KeyError: 'label'"]
+        description="Reason why the batch was quarantined.",
+        examples=["poison: raised: KeyError: 'label'"],
     )
-    final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
+    final: Final = Field(
+        description="Reason why the batch cannot be requeued: `expired` (its records are deleted)"
+        " or `replayed` (its records were written to the stream again). Empty if it can."
+    )
 
 
 _FINAL: dict[Final, str] = {
