@@ -53,8 +53,8 @@ def check_redis_url(value: str) -> str:
         raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
     if not _is_whole(value):
         raise ValueError(
-            "is not a complete URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
-            " or put it into DOLL_REDIS_PASSWORD"
+            "is not a complete URL; in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
+            " or set the password in DOLL_REDIS_PASSWORD"
         )
     return value
 
@@ -139,7 +139,7 @@ class Settings(BaseModel):
         str,
         _legal(
             lambda value: "@" not in value or value.startswith(_EMBEDDED),
-            "must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD",
+            "must be host:port,...; set a password in DOLL_KAFKA_SASL_PASSWORD",
         ),
     ] = "localhost:9092"
     """Addresses of the Kafka brokers, as `host:port,host:port`; for an embedded broker the path of
@@ -291,15 +291,17 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _legal_pairs(self) -> Self:
         if self.redis_password and holds_password(self.redis):
-            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one already")
+            raise ValueError(
+                "DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS has a password, too; remove one of them"
+            )
         certificates = self.redis_ca or self.redis_cert or self.redis_key
         if certificates and not self.redis.startswith("rediss://"):
-            raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
+            raise ValueError("DOLL_REDIS: must begin with rediss:// if certificates are set")
         if self.oidc_issuer and not self.oidc_audience:
             raise ValueError("DOLL_OIDC_AUDIENCE: is missing, but DOLL_OIDC_ISSUER is set")
         if self.oidc_issuer.startswith("http://") and not _LOOPBACK.match(self.oidc_issuer):
             raise ValueError(
-                "DOLL_OIDC_ISSUER: must be https: whoever is between could let people in"
+                "DOLL_OIDC_ISSUER: must begin with https://, or an attacker could forge tokens"
             )
         for name in ("redis", "api_tls"):
             cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
@@ -316,21 +318,21 @@ class Settings(BaseModel):
             raise ValueError(f"DOLL_MLFLOW_{lack}: is missing, but DOLL_MLFLOW_{have} is set")
         if self.mlflow_token and self.mlflow_username:
             raise ValueError(
-                "DOLL_MLFLOW_TOKEN: DOLL_MLFLOW_USERNAME is set, too: keep one of both"
+                "DOLL_MLFLOW_TOKEN: DOLL_MLFLOW_USERNAME is set, too; remove one of them"
             )
         if (self.mlflow_token or self.mlflow_username) and not self.mlflow:
-            raise ValueError("DOLL_MLFLOW: is missing: nobody would be shown the token or password")
+            raise ValueError("DOLL_MLFLOW: is missing, but a token or a password for it is set")
         return self
 
     @model_validator(mode="after")
     def _legal_registry(self) -> Self:
         url, properties = registry_variable_of("url"), self.schema_registry
         if properties and "url" not in properties:
-            raise ValueError(f"{url}: is missing, but others of the registry's variables are set")
+            raise ValueError(f"{url}: is missing, but other variables of the registry are set")
         if not all(_API.fullmatch(each.strip()) for each in properties.get("url", "").split(",")):
             password = registry_variable_of("basic.auth.user.info")
             raise ValueError(
-                f"{url}: must be http://host:port or https://host:port; a password goes to"
+                f"{url}: must be http://host:port or https://host:port; set a password in"
                 f" {password}"
             )
         return self
@@ -385,7 +387,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         if hidden := sorted(wrong & from_files):
             # The content may be meant for another variable, and be secret.
             raise UserError(
-                f"{hidden[0]}{SUFFIX}: the file holds no valid {hidden[0]} (which is not shown)"
+                f"{hidden[0]}{SUFFIX}: the file has no valid value for {hidden[0]} (not shown)"
             ) from None
         raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
 

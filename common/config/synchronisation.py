@@ -85,15 +85,15 @@ class ModeSpec(SpecPart):
     def _fits(self) -> Self:
         if self.staleness is not None and self.mode not in _STALE_MODES:
             raise ValueError(
-                f"staleness: nothing is stale where the mode is {self.mode}, got {self.staleness}:"
-                " leave it out, or take mode: stale"
+                f"staleness: requires mode stale or asynchronous, got mode {self.mode}; remove"
+                " staleness, or use mode: stale"
             )
         if self.local_rate is None and self.mode == "averaging":
-            raise ValueError("local_rate: averaging needs one, such as 0.1")
+            raise ValueError("local_rate: is missing; mode averaging requires it, for example 0.1")
         if self.local_rate is not None and self.mode not in _LOCAL_STEP_MODES:
             raise ValueError(
-                f"local_rate: workers take no steps of their own where the mode is {self.mode},"
-                f" got {self.local_rate:g}: leave it out, or take mode: averaging"
+                f"local_rate: requires mode averaging or asynchronous, got mode {self.mode}; remove"
+                " local_rate, or use mode: averaging"
             )
         return self
 
@@ -146,7 +146,7 @@ class WhenSpec(SpecPart):
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
         if (self.busy_below is None) == (self.workers_from is None):
-            raise ValueError("needs busy_below or workers_from, one of them")
+            raise ValueError("must have either busy_below or workers_from")
         return self
 
     def implies(self, other: WhenSpec) -> bool:
@@ -193,15 +193,15 @@ class SynchronisationSpec(ModeSpec):
     def _each_counts(self) -> Self:
         if self.damped and self.mode not in _STALE_MODES:
             raise ValueError(
-                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
-                " mode: stale"
+                f"damped: requires mode stale or asynchronous, got mode {self.mode}; remove damped,"
+                " or use mode: stale"
             )
         for place, rule in enumerate(self.rules):
             for other, earlier in enumerate(self.rules[:place]):
                 if rule.when.implies(earlier.when):
                     raise ValueError(
-                        f"rules[{place}].when: can never count, since rules[{other}] holds whenever"
-                        " this does: leave one out, or put the narrower one first"
+                        f"rules[{place}].when: is never used, because rules[{other}] always holds,"
+                        " too, and comes first; remove one, or put the narrower one first"
                     )
         return self
 
@@ -229,13 +229,13 @@ class SynchronisationSpec(ModeSpec):
             at = "synchronisation" + (f".rules[{place}]" if place >= 0 else "")
             if mode.local_rate and k == 1:
                 raise ValueError(
-                    f"{at}.local_rate: with group_size 1 a worker is never asked for several"
-                    f" batches together, got {mode.local_rate:g}: leave it out, or raise group_size"
+                    f"{at}.local_rate: requires a group_size above 1, got 1; remove local_rate, or"
+                    " raise group_size"
                 )
             if mode.local_rate and optimizer not in PROPORTIONAL:
                 raise ValueError(
-                    f"{field}: what workers came to is averaged with sgd or momentum, got"
-                    f" {optimizer}: take one of these, or leave {at}.local_rate out"
+                    f"{field}: must be sgd or momentum with {at}.local_rate, got {optimizer};"
+                    " change it, or remove local_rate"
                 )
 
     def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
@@ -301,13 +301,13 @@ class AggregationSpec(SpecPart):
         fields = type(self).model_fields.items()
         given = [name for name, field in fields if getattr(self, name) != field.default]
         if self.mode == "board" and given:
-            raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
+            raise ValueError(f"{given[0]}: requires mode: group, got board; remove it")
         # Checked here, or pydantic would report one error for each type of the union.
         if self.servers != "auto" and not 1 <= self.servers <= MOST:
             raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
         sliced = [name for name in _OF_SLICES if name in given]
         if self.layout == "replicas" and sliced:
             raise ValueError(
-                f"{sliced[0]}: every replica holds everything: leave it out, or take layout: slices"
+                f"{sliced[0]}: requires layout: slices, got replicas; remove it, or use slices"
             )
         return self

@@ -169,27 +169,38 @@ class FieldSpec(SpecPart):
         for path in self.paths or filter(None, [self.source]):
             _keys_of(str(path))
         if self.shape and self.shape != self.sizes:
-            raise ValueError(f"shape: what it says is read as {list(self.sizes)}: leave it out")
+            implied = "one_hot" if self.one_hot is not None else "from"
+            raise ValueError(
+                f"shape: {list(self.shape)} conflicts with the shape implied by `{implied}`"
+                f" ({list(self.sizes)}); remove it"
+            )
         if self.one_hot is not None and self.paths is not None:
-            raise ValueError("one_hot: takes one path in `from`: write a field for each")
+            raise ValueError(
+                "one_hot: requires a single path in `from`; write one field for each path"
+            )
         for option in ("default", "scale", "offset"):
             if len(self._by_path(option) or self.paths or "1") != len(self.paths or "1"):
-                raise ValueError(f"{option}: must be a number, or one for each path of `from`")
+                raise ValueError(f"{option}: must be one number, or one for each path of `from`")
         return self
 
     @model_validator(mode="after")
     def _becomes_numbers(self) -> FieldSpec:
         several = [name for name in _READINGS if getattr(self, name) is not None]
         if len(several) > 1:
-            raise ValueError(f"{' and '.join(several)} exclude each other: keep one")
+            raise ValueError(f"{' and '.join(several)} cannot be combined; keep one")
         if self.shape and several and not self.sizes == (len(self.one_hot or ()),):
-            raise ValueError(f"shape: {several[0]} reads one value; name several in `from`")
+            raise ValueError(
+                f"shape: {several[0]} converts a single value, got {list(self.shape)}; remove it,"
+                " or list several paths in `from`"
+            )
         scaled = self.scale is not None or self.offset is not None
         if scaled and (not self.dtype.startswith("float") or several not in ([], ["parse"])):
-            raise ValueError("scale and offset are for numbers of float32 or float64")
+            raise ValueError(
+                "scale and offset require dtype float32 or float64, without hash, map and one_hot"
+            )
         symbols = list(map(text_of, self.one_hot or ()))
         if len(set(symbols)) < len(symbols):
-            raise ValueError("one_hot: names a symbol twice")
+            raise ValueError("one_hot: lists a symbol twice; remove one of them")
         if symbols and self.default not in (None, 0):
             raise ValueError(f"default: must be 0 with one_hot, got {shown(self.default)}")
         written = [("map", number) for number in (self.map or {}).values()]
@@ -197,7 +208,7 @@ class FieldSpec(SpecPart):
         written += [("default", number) for number in self._by_path("default") or ()]
         for option, number in written:
             if not fits(number, self.dtype):
-                raise ValueError(f"{option}: {number:g} does not fit {self.dtype}")
+                raise ValueError(f"{option}: must fit into dtype {self.dtype}, got {number:g}")
         return self
 
 
@@ -257,7 +268,7 @@ class RecordsSpec(SpecPart):
     @classmethod
     def _offered(cls, value: str) -> object:
         if value == "json-schema":
-            raise ValueError("JSON Schema is read by json, which passes over the schema's id")
+            raise ValueError("must be json for records with JSON Schema, got 'json-schema'")
         return _one_of(value, _CODECS)
 
     @model_validator(mode="after")
@@ -265,8 +276,8 @@ class RecordsSpec(SpecPart):
         for name, field in self.fields.items() if self.codec == "tensor" else ():
             for option in field.options:
                 raise ValueError(
-                    f"fields.{name}.{option}: is for records that have names, such as those of"
-                    " `codec: json`; of `tensor` they are their numbers alone"
+                    f"fields.{name}.{option}: requires records with named values, such as those of"
+                    " `codec: json`, got `codec: tensor`; remove it"
                 )
         return self
 
@@ -283,8 +294,8 @@ class RecordsSpec(SpecPart):
         )
         if self.hashed and not fit:
             raise ValueError(
-                "hashed: needs `codec: json` and the fields index, int32 or int64, and value,"
-                " float32, both of shape [most features of a record]"
+                "hashed: requires `codec: json` and two fields of the same shape [n], with n the"
+                " maximum number of features of a record: index, int32 or int64, and value, float32"
             )
         return self
 
@@ -321,7 +332,7 @@ class TaskSpec(SpecPart):
     @model_validator(mode="after")
     def _one_way(self) -> TaskSpec:
         if (self.name is None) == (self.entrypoint is None):
-            raise ValueError("needs a name or an entrypoint, one of them")
+            raise ValueError("must have either name or entrypoint")
         return self
 
 
@@ -343,7 +354,7 @@ class CompressionSpec(SpecPart):
     @model_validator(mode="after")
     def _one_way(self) -> CompressionSpec:
         if (self.significance is None) == (self.changes is None):
-            raise ValueError("needs significance or changes, one of them")
+            raise ValueError("must have either significance or changes")
         return self
 
 
@@ -364,20 +375,20 @@ class TunerSpec(SpecPart):
     def _offered(cls, value: object) -> object:
         if value == "cost":
             raise ValueError(
-                "cost alone is least with one worker, whatever is measured: take balanced, or"
-                " provisioning.policy: pools, which rents as few as keep up with arrivals"
+                "`cost` would always choose one worker; use balanced, or"
+                " provisioning.policy: pools, which rents as few workers as keep up with arrivals"
             )
         return value
 
     @model_validator(mode="after")
     def _fits(self) -> TunerSpec:
         if self.group_size is None and self.workers is None:
-            raise ValueError("needs group_size or workers, or both")
+            raise ValueError("must have group_size, workers, or both")
         least, most = self.group_size or (2, 2)
         if not 2 <= least <= most:
             raise ValueError(
-                "group_size: must be [least, most] and least 2 or more, as noise shows in the"
-                f" difference of two gradients, got [{least}, {most}]"
+                "group_size: must be [least, most] with least at least 2, because noise is measured"
+                f" between two gradients, got [{least}, {most}]"
             )
         return self
 
@@ -417,9 +428,9 @@ class ScheduleSpec(SpecPart):
     @model_validator(mode="after")
     def _fits(self) -> ScheduleSpec:
         for option in sorted(self._given.keys() - self._own[self.kind]):
-            raise ValueError(f"{option}: a schedule that is {self.kind} has none: leave it out")
+            raise ValueError(f"{option}: is not an option of kind {self.kind}; remove it")
         if self.updates is None and self.kind != "constant":
-            raise ValueError(f"updates: is missing; {self.kind} needs it, such as 1000")
+            raise ValueError(f"updates: is missing; kind {self.kind} requires it, for example 1000")
         return self
 
     @property
@@ -485,11 +496,15 @@ class OptimizerSpec(SpecPart):
     def _fits(self) -> OptimizerSpec:
         for option in sorted(self.options.keys() - self._own[self.name]):
             takes = [name for name, own in self._own.items() if option in own]
-            raise ValueError(f"{self.name} has no option {option!r}: {', '.join(takes)} have it")
+            raise ValueError(
+                f"{option}: is not an option of {self.name}, only of {', '.join(takes)}; remove it"
+            )
         if self.name == "momentum" and self.momentum == 0:
-            raise ValueError("momentum: must be above 0, got 0: take sgd")
+            raise ValueError("momentum: must be above 0, got 0; use sgd instead")
         if self.nesterov and self.name == "sgd" and not self.momentum:
-            raise ValueError("nesterov: sgd needs a momentum for it, such as 0.9")
+            raise ValueError(
+                "nesterov: requires a momentum with sgd; set momentum, for example to 0.9"
+            )
         return self
 
 
@@ -872,7 +887,7 @@ class JobSpec(SpecPart):
         for stream in value:
             topics.check_stream(stream)
             if value.count(stream) > 1:
-                raise ValueError(f"{stream!r} is named twice")
+                raise ValueError(f"must be different topics, got {stream!r} twice")
         return value
 
     @field_validator("start_at")
@@ -890,22 +905,22 @@ class JobSpec(SpecPart):
             if name not in self.records.fields:
                 known = ", ".join(self.records.fields)
                 raise ValueError(
-                    f"task.inputs: there is no field {name!r}; the records have {known}"
+                    f"task.inputs: must be fields of the records ({known}), got {name!r}"
                 )
         for name, needed in self._needed_fields.items():
             found = self.records.fields.get(name)
             if found is None:
-                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
+                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} requires it")
             if found.dtype not in needed.dtypes or len(found.sizes) != len(needed.sizes):
                 raise ValueError(
-                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
+                    f"records.fields.{name}: must be {needed.words} for {self.task.name},"
                     f" got {found.dtype} {list(found.sizes)}"
                 )
             for option, size in zip(needed.sizes, found.sizes, strict=True):
                 if sizes.setdefault(option, size) != size:
                     raise ValueError(
-                        f"records.fields.{name}: must be of one length with the others, which have"
-                        f" {sizes[option]}, got {size}"
+                        f"records.fields.{name}: must be as long as the task's other fields"
+                        f" ({sizes[option]}), got {size}"
                     )
         return self
 
@@ -915,8 +930,8 @@ class JobSpec(SpecPart):
         for place, rule in enumerate(self.synchronised.rules):
             if rule.local_rate and rule.learning_rate and self.reduction == "mean":
                 raise ValueError(
-                    f"synchronisation.rules[{place}].learning_rate: what workers came to by"
-                    f" local_rate is averaged, got {rule.learning_rate:g}: leave one of both out"
+                    f"synchronisation.rules[{place}].learning_rate: cannot be combined with"
+                    f" local_rate, got {rule.learning_rate:g}; remove one of them"
                 )
         return self
 
@@ -929,14 +944,14 @@ class JobSpec(SpecPart):
         stale = next((mode for mode in modes if mode in {"stale", "asynchronous"}), None)
         if stale is not None:
             raise ValueError(
-                "aggregation.mode: a group holds one version of the weights, all enter an update"
-                f" together, got synchronisation.mode: {stale}: take synchronous or averaging, or"
-                " mode: board"
+                "aggregation.mode: group requires synchronisation.mode synchronous or averaging,"
+                f" because its workers hold the same version of the weights, got {stale}; change"
+                " synchronisation.mode, or use aggregation.mode: board"
             )
         if self.compression is not None:
             raise ValueError(
-                "aggregation.mode: workers of a group are told no changes, they make them: leave"
-                " compression out, or take mode: board"
+                "aggregation.mode: group cannot be combined with compression, because its workers"
+                " hold the weights themselves; remove compression, or use mode: board"
             )
         return self
 
@@ -945,27 +960,28 @@ class JobSpec(SpecPart):
         least, most = self.group_sizes or (self.group_size, self.group_size)
         if not least <= self.group_size <= most:
             raise ValueError(
-                f"tuner.group_size: must be around group_size ({self.group_size}), with which the"
-                f" job begins, got [{least}, {most}]"
+                f"tuner.group_size: must include group_size ({self.group_size}), got"
+                f" [{least}, {most}]"
             )
         if self.group_sizes and self.mode == "asynchronous":
             raise ValueError(
-                "tuner.group_size: noise shows in the difference of two gradients of an update, and"
-                " an asynchronous one has one: leave it out, or take synchronisation.mode: stale"
+                "tuner.group_size: cannot be combined with synchronisation.mode: asynchronous,"
+                " because noise is measured between two gradients of an update; remove it, or use"
+                " mode: stale"
             )
         if self.tuner is None or self.tuner.workers is None:
             return self
         if self.provisioning is None:
-            raise ValueError("tuner.workers: nobody rents them without `provisioning`: add that")
+            raise ValueError("tuner.workers: requires `provisioning`, which rents workers; add it")
         if self.on_preemption == "hold":
             raise ValueError(
-                "tuner.workers: nobody would read the streams of a worker that is given back: add"
-                " `on_preemption: reassign`"
+                "tuner.workers: requires `on_preemption: reassign`, got hold; otherwise the streams"
+                " of a released worker would not be read"
             )
         if self.stop.deadline_s is not None:
             raise ValueError(
-                "tuner.workers: which machines a deadline needs is for provisioning.policy to say:"
-                " leave this out, or stop.deadline_s"
+                "tuner.workers: cannot be combined with stop.deadline_s, because"
+                " provisioning.policy chooses the machines that meet a deadline; remove one of them"
             )
         return self
 
@@ -975,15 +991,15 @@ class JobSpec(SpecPart):
         if self.waiting_batches is not None and self.waiting_batches < largest:
             raise ValueError(
                 f"waiting_batches: must be at least group_size ({largest}), so that one worker can"
-                f" fill a group, got {self.waiting_batches}"
+                f" fill an update, got {self.waiting_batches}"
             )
         test = self.evaluation.stream if self.evaluation is not None else ""
         if test and not topics.STREAM.fullmatch(test):
-            raise ValueError(f"evaluation.stream: {test!r} cannot be a Kafka topic")
+            raise ValueError(f"evaluation.stream: must be a valid topic name, got {test!r}")
         if test in self.streams:
             raise ValueError(
-                f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
-                " that it never sees"
+                f"evaluation.stream: must not be one of the job's own streams, got {test!r}; name a"
+                " topic whose records the model never learns from"
             )
         self._counts_machines()
         self._bids_for_a_backlog()
@@ -992,9 +1008,9 @@ class JobSpec(SpecPart):
         whole = step == ("sgd", False, "mean") and self._most_learning_rate <= 1
         if self.task.name == "lda" and not whole:
             raise ValueError(
-                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1 (a rule's, too:"
-                " times its group_size over the job's, where it names none), without weight_decay"
-                " or momentum, and `reduction: mean`: other steps leave topics below zero"
+                "optimizer: lda requires `name: sgd` without weight_decay and momentum,"
+                " `reduction: mean`, and learning rates of at most 1, also for the group sizes of"
+                " rules and of the tuner; otherwise topics become negative"
             )
         return self
 
@@ -1008,35 +1024,33 @@ class JobSpec(SpecPart):
                 continue
             if self.policy != "pools":
                 raise ValueError(
-                    f"provisioning.{name}: is for policy: pools, and this is {self.policy}"
+                    f"provisioning.{name}: requires policy: pools, got {self.policy}; remove it"
                 )
             if name == "spot_up_to" and self.on_preemption != "hold":
                 raise ValueError(
-                    "provisioning.spot_up_to: is for on_preemption: hold; where streams move to the"
-                    " survivors, machines are as few as keep up"
+                    "provisioning.spot_up_to: requires on_preemption: hold, got reassign; remove it"
                 )
         if asked.reliable > asked.workers:
             raise ValueError(
-                f"provisioning.reliable: {asked.reliable} machines are always on demand, and there"
-                f" are {asked.workers} workers: at most so many"
+                f"provisioning.reliable: must be at most provisioning.workers ({asked.workers}),"
+                f" got {asked.reliable}"
             )
 
     def _bids_for_a_backlog(self) -> None:
         asked = self.provisioning
         if asked is not None and asked.bidbrain is not None and self.policy != "bidbrain":
             raise ValueError(
-                f"provisioning.bidbrain: is for policy: bidbrain, and this is {self.policy}"
+                f"provisioning.bidbrain: requires policy: bidbrain, got {self.policy}; remove it"
             )
         if self.policy == "bidbrain" and self.on_preemption == "hold":
             raise ValueError(
-                "provisioning.policy: bidbrain takes and gives back machines as bids win, and a"
-                " held stream is never faster than its one worker: add `on_preemption: reassign`"
+                "provisioning.policy: bidbrain requires `on_preemption: reassign`, got hold; with"
+                " hold, more machines would not make a stream faster"
             )
         if self.policy == "bidbrain" and self.start_at == "latest":
             raise ValueError(
-                "provisioning.policy: bidbrain works off a backlog, and a stream that is read from"
-                " its latest record has none: it cannot go faster than it arrives. Take pools, or"
-                " start_at: earliest"
+                "provisioning.policy: bidbrain requires a backlog, got start_at: latest, which has"
+                " none; use policy: pools, or start_at: earliest"
             )
 
     @property
@@ -1060,9 +1074,9 @@ def _instant(value: str) -> float:
             f"must be earliest, latest or a time such as 2026-01-31T12:00:00Z, got {value!r}"
         ) from error
     if instant.tzinfo is not None and instant.timestamp() < 0:
-        raise ValueError(f"the time {value!r} is before 1970")
+        raise ValueError(f"must be a time after 1970, got {value!r}")
     if instant.tzinfo is None:
-        raise ValueError(f"the time {value!r} needs its zone, such as {value}Z")
+        raise ValueError(f"must be a time with a zone, such as {value}Z, got {value!r}")
     return instant.timestamp()
 
 

@@ -168,7 +168,7 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
     assert "body.group_size: must be at least 1, got -3" in problem(answer, 422)
     body = {each["field"]: each["detail"] for each in answer.json()["errors"]}
     assert body == {
-        "body.streams": "'a' is named twice",
+        "body.streams": "must be different topics, got 'a' twice",
         "body.group_size": "must be at least 1, got -3",
         "body.batch_size": "must be a whole number, got true",
         "body.colour": "unknown field",
@@ -432,10 +432,10 @@ def test_a_block_is_changed_whole(digits: World) -> None:
         (
             {"synchronisation": {"mode": "averaging"}},
             "body.synchronisation",
-            "local_rate: averaging needs one, such as 0.1",
+            "local_rate: is missing; mode averaging requires it, for example 0.1",
         ),
         ({"compression": {"changes": 2}}, "body.compression.changes", "must be at most 1"),
-        ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "cost alone is least with one"),
+        ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "`cost` would always choose one"),
     ],
 )
 def test_a_block_that_makes_no_sense_is_refused_by_its_field(

@@ -88,16 +88,16 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         (
             "DOLL_REDIS",
             "redis://:a/b@r:6379",
-            "DOLL_REDIS: is not a complete URL: in a password wr",
+            "DOLL_REDIS: is not a complete URL; in a password wr",
         ),
-        ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
+        ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// if certificates"),
         ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
         ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
         ("DOLL_MLFLOW", "http://u:secret@m", "DOLL_MLFLOW: must be http://host:port or https://ho"),
-        ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing: nobody would be shown the tok"),
+        ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing, but a token or a password"),
         ("DOLL_MLFLOW_USERNAME", "me", "DOLL_MLFLOW_PASSWORD: is missing, but DOLL_MLFLOW_USERNA"),
         ("DOLL_MLFLOW_PASSWORD", "secret", "DOLL_MLFLOW_USERNAME: is missing, but DOLL_MLFLOW_PA"),
-        ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
+        ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; set a password in"),
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
     ],
 )
@@ -164,13 +164,13 @@ def test_a_redis_is_named_by_a_whole_url(url: str) -> None:
 )
 def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
     with pytest.raises(
-        UserError, match=r"DOLL_REDIS: is not a complete URL.*into DOLL_REDIS_PASSWORD"
+        UserError, match=r"DOLL_REDIS: is not a complete URL.*in DOLL_REDIS_PASSWORD"
     ):
         read_settings({"DOLL_REDIS": url})
 
 
 def test_a_password_stands_in_one_place() -> None:
-    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one"):
+    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS has a"):
         read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
     named = read_settings({"DOLL_REDIS": "redis://u@r", "DOLL_REDIS_PASSWORD": "b"})
     assert (named.redis, named.redis_password) == ("redis://u@r", "b")
@@ -319,7 +319,9 @@ def test_the_content_of_a_file_is_not_reported_where_it_makes_no_sense(tmp_path:
     path.write_text("hunter2")
     with pytest.raises(UserError) as caught:
         read_settings({"DOLL_BLOBS_FILE": str(path)})
-    assert str(caught.value).startswith("DOLL_BLOBS_FILE: the file holds no valid DOLL_BLOBS (wh")
+    assert str(caught.value).startswith(
+        "DOLL_BLOBS_FILE: the file has no valid value for DOLL_BLOB"
+    )
     assert "hunter2" not in all_text(caught.value)
 
 
@@ -401,7 +403,7 @@ def test_the_registry_s_variables_are_properties_of_its_client() -> None:
     ("variable", "value", "expected"),
     [
         ("URL", "registry:8081", r"^DOLL_SCHEMA_REGISTRY_URL: must be http://host:port"),
-        ("URL", "http://me:a-secret@registry", r"a password goes to \S*_BASIC_AUTH_USER_INFO"),
+        ("URL", "http://me:a-secret@registry", r"set a password in \S*_BASIC_AUTH_USER_INFO"),
         ("PROXY", "http://proxy:1", "^DOLL_SCHEMA_REGISTRY_URL: is missing"),
         ("BASIC_AUTH_USERINFO", "x", 'did you mean "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"'),
     ],

@@ -644,13 +644,13 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
         ({"synchronisation": {"mode": "late"}}, "synchronisation.mode: must be 'synchronous', "),
         (
             {"synchronisation": {"mode": "averaging"}},
-            "synchronisation: local_rate: averaging needs one, such as 0.1",
+            "synchronisation: local_rate: is missing; mode averaging requires it, for example 0.1",
         ),
         (
             {"synchronisation": {"mode": "stale", "stalenes": 2}},
             'unknown field "synchronisation.stalenes" (did you mean "staleness"?)',
         ),
-        ({"compression": {}}, "compression: needs significance or changes, one of them"),
+        ({"compression": {}}, "compression: must have either significance or changes"),
         ({"compression": 1.5}, "compression: must be a mapping of fields to values, got 1.5"),
     ],
 )

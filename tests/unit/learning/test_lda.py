@@ -162,5 +162,5 @@ optimizer: {learning_rate: 0.5}
 )
 def test_steps_that_are_not_theirs_are_refused_at_the_door(wrong: str, right: str) -> None:
     assert parse_job(JOB).task_options["entries"] == 9
-    with pytest.raises(UserError, match="optimizer: lda needs `name: sgd` with a learning_rate"):
+    with pytest.raises(UserError, match="optimizer: lda requires `name: sgd` without weight_decay"):
         parse_job(JOB.replace(right, wrong))

@@ -261,7 +261,7 @@ def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
 )
 def test_hashed_features_need_room(there: str, instead: str) -> None:
     hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
-    with pytest.raises(UserError, match="records: hashed: needs `codec: json` and the fields"):
+    with pytest.raises(UserError, match="records: hashed: requires `codec: json` and two fields"):
         parse_job(hashed.replace(", features: 1000", "").replace(there, instead))
 
 

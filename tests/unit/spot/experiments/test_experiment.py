@@ -262,14 +262,14 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"synchronisation": {"mode": "stale"}}, "synchronisation needs mode: protocol"),
         ({"speeds": [1.0, 2.0]}, "speeds has 2 entries for 12 workers"),
         ({"speeds": {"low": 0, "high": 1}}, "greater than 0"),
-        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging needs one"),
+        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging requires it"),
         (
             {
                 "mode": "protocol",
                 "group_size": 1,
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "with group_size 1 a worker is never asked for several",
+            "requires a group_size above 1",
         ),
         (
             {
@@ -277,7 +277,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
                 "learning": {},
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "learning.optimizer: what workers came to is averaged with sgd",
+            "learning.optimizer: must be sgd or momentum with",
         ),
         ({"arrivals": {"process": "trace"}}, "trace"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
