@@ -1156,7 +1156,7 @@ class JobProgress:
     def _leaderless(self, now: float) -> State | None:
         look, spec = self.seen, self.record.spec
         if not look.at_s:
-            return State("waiting for a coordinator", "it has not been looked at yet")
+            return State("waiting for a coordinator", "its state has not been read yet")
         if look.led is None:
             if not self._quiet(now):
                 # Updates come, so a coordinator leads, although Redis cannot show it.
@@ -1166,14 +1166,14 @@ class JobProgress:
         unable = "; ".join(filter(None, [self._unable(""), *self._outage_sentences()]))
         if look.led:
             if look.leader_status is None and self._quiet(now):
-                return State("waiting for a coordinator", unable or "one is taking over")
+                return State("waiting for a coordinator", unable or "a coordinator is taking over")
             return None
         if why := unable:
             pass
         elif self.version:
-            why = "none leads it now: another takes over within seconds, if one runs"
+            why = "no coordinator leads the job; if another one runs, it takes over within seconds"
         else:
-            why = f"none leads {spec.name} yet: `doll coordinator` starts one"
+            why = f"no coordinator leads {spec.name} yet; `doll coordinator` starts one"
         return State("waiting for a coordinator", why)
 
     def _workerless(self) -> State | None:
@@ -1233,8 +1233,8 @@ class JobProgress:
         holds = self._history.known_slices
         if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
             return None
-        why = "`aggregation` was changed, and nothing is learned until the newest version is stored"
-        return State("degraded", f"{why}: if that lasts, is object storage reachable?")
+        why = "`aggregation` was changed, and training waits until the newest version is stored"
+        return State("degraded", f"{why}; if that takes long, check object storage")
 
     def _degradation(self, now: float) -> State | None:
         degraded = self._degraded()
@@ -1256,8 +1256,8 @@ class JobProgress:
         recent = self.claims.recent
         for stream, of_stream in self.claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
-                why = f"of the last {of_stream.records:,} records of {stream}"
-                why += f" {of_stream.skipped:,} did not decode"
+                why = f"{of_stream.skipped:,} of the last {of_stream.records:,} records of {stream}"
+                why += " could not be decoded"
                 reasons = of_stream.summary()
                 return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
@@ -1266,7 +1266,10 @@ class JobProgress:
             return None
         parts = [
             f"{count:,} {what}"
-            for count, what in ((skipped, "did not decode"), (quarantined, "were quarantined"))
+            for count, what in (
+                (skipped, "could not be decoded"),
+                (quarantined, "were quarantined"),
+            )
             if count
         ]
         return State(
@@ -1288,8 +1291,8 @@ class JobProgress:
             return None
         if lag == 0:
             if self._ends.between({}, self._ends.ends or {}) == [0] * len(self._ends.names):
-                return State("waiting for records", "none has come yet")
-            return State("drained", "all records are settled, and none arrives")
+                return State("waiting for records", "no record has arrived yet")
+            return State("drained", "all records are settled, and no new ones arrive")
         group_size = self._synchrony().group_size
         missing, too_few = group_size - waiting, len(self.seen.too_few)
         unreadable = self._unreadable()
@@ -1306,8 +1309,8 @@ class JobProgress:
             why = f"{records} {waits}: batch normalization needs two{where}"
         else:
             why = (
-                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
-                f" {_counted(waiting, 'batch')} and {records} are there"
+                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,} records;"
+                f" {_counted(waiting, 'batch')} and {records} are waiting"
             )
         if unreadable:
             why += f"; not readable yet: {_counted(unreadable, 'offset')}"

@@ -54,7 +54,7 @@ class QuarantinedBatchAnswer(BaseModel):
 
 _FINAL: dict[Final, str] = {
     "expired": "expired: its records are deleted",
-    "replayed": "was replayed: its records are new ones now",
+    "replayed": "was replayed: its records were written to the stream again",
 }
 
 
@@ -88,8 +88,8 @@ class Quarantine:
             return
         if start > 0:
             raise ConflictError(
-                f"{self._topic} begins at {start}: what was quarantined before is not known any"
-                " more, and so not what may be taken back (keep this topic without retention)"
+                f"{self._topic} begins at offset {start}: earlier quarantined batches are unknown,"
+                " so none can be requeued; this topic must have no retention"
             )
         self._read()
 
@@ -123,7 +123,7 @@ class Quarantine:
             if offset not in found:
                 raise ConflictError(
                     f"batch {offset} of {self._name} is not quarantined; `doll job requeue"
-                    f" {self._name}` lists what is"
+                    f" {self._name}` lists the quarantined batches"
                 )
             if found[offset]:
                 raise ConflictError(f"batch {offset} of {self._name} {_FINAL[found[offset]]}")
@@ -174,8 +174,8 @@ class Quarantine:
                 writer.append(self._topic, encode_audit(record), on_delivered=delivered)
             if not writer.flush(_DELIVERED_S):
                 raise UnavailableError(
-                    f"{self._topic}: Kafka has not confirmed all records; `doll audit"
-                    f" {self._name} --json` tells which of them count"
+                    f"{self._topic}: Kafka did not confirm all records in time; `doll audit"
+                    f" {self._name} --json` shows which batches are still quarantined"
                 )
         counted = self._read()
         # If Kafka has not reported a record's offset, the record is recognized by its content.

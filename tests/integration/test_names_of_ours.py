@@ -97,7 +97,7 @@ def said(command: Sequence[object], place: str, folder: Path, packages: Sequence
 
 def test_a_module_finds_our_common(installed: Path, place: str, tmp_path: Path) -> None:
     module = [installed / "python", "-m", "services.provisioner", "--help"]
-    assert "Rents machines for jobs" in said(module, place, tmp_path, ["common"])
+    assert "rents machines from the market" in said(module, place, tmp_path, ["common"])
 
 
 def test_the_command_finds_all_of_ours(installed: Path, place: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
     becomes = [installed / "python", installed / "doll", "provisioner", "--help"]
-    assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", OURS)
+    assert "rents machines from the market" in said(becomes, place, tmp_path / "becomes", OURS)
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
     output = said(starts, place, tmp_path / "starts", OURS)

@@ -66,12 +66,12 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert body["first"] == [[stream, partition, 0] for stream, partition in places]
     assert (body["state"], body["why"]) == (
         "waiting for a coordinator",
-        "it has not been looked at yet",
+        "its state has not been read yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
     assert [body.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
     assert shown | seen == body | seen
-    assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
+    assert shown["why"] == "no coordinator leads digits yet; `doll coordinator` starts one"
     assert JobOperations(world.log).get("digits").spec.task.name == "image-classifier"
 
 
@@ -183,7 +183,7 @@ def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> 
         assert answer.status_code == 201
         body = answer.json()
         assert not body["checked"]
-        assert body["unchecked"] == "DOLL_TASKS does not list os:system here"
+        assert body["unchecked"] == "DOLL_TASKS of this process does not list os:system"
 
 
 OWN = "tests.unit.jobs.odd_tasks:Plain"
@@ -208,7 +208,10 @@ def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwi
     asked = SPEC | {"task": {"entrypoint": OWN}}
     answer = checking.ask("POST", "/v1/jobs?unchecked=true", json=asked)
     assert answer.status_code == 201
-    assert (answer.json()["checked"], answer.json()["unchecked"]) == (False, "the request says so")
+    assert (answer.json()["checked"], answer.json()["unchecked"]) == (
+        False,
+        "the request asks for no check",
+    )
     # A change of a running job is validated as far as possible.
     answer = checking.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": {"mode": "stale"}})
     assert answer.status_code == 200
@@ -234,7 +237,7 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
 
 def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
-    assert "more than 16,384: make it smaller" in problem(answer, 422)
+    assert "more than 16,384; make it smaller" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 
@@ -245,7 +248,7 @@ def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
         ({"classes": 1}, ">= 2"),
         ({"classes": 10, "colour": "red"}, "colour"),
         ({"classes": 10, "network": "cnn-28"}, "8x8 is too small"),
-        ({"classes": 10, "height": 16}, "the records have 8, got 16"),
+        ({"classes": 10, "height": 16}, "must be 8 as in the records, got 16"),
     ],
 )
 def test_options_of_a_task_that_make_no_sense_are_refused_at_the_door(

@@ -139,7 +139,7 @@ def test_what_a_model_is_is_said_without_reading_its_weights(led: World) -> None
 
 def test_a_version_or_a_job_that_is_not_there_is_not_found(led: World) -> None:
     said = problem(led.ask("GET", f"{MODEL}?version=7"), 404)
-    assert "no version 7 is kept that counts by the audit; kept: 1, 2" in said
+    assert "version 7 of the model is not kept, or was rolled back; kept versions: 1, 2" in said
     assert "no job" in problem(led.ask("GET", "/v1/jobs/letters/model"), 404)
     assert "version" in problem(led.ask("GET", f"{MODEL}?version=oldest"), 422)
 
@@ -152,7 +152,7 @@ def test_redis_that_is_away_leaves_what_is_in_storage(led: World) -> None:
 def test_what_only_redis_may_have_is_not_said_to_be_nowhere_while_it_is_away(led: World) -> None:
     led.redis.kill()
     answer = led.ask("GET", f"{MODEL}?version=999999", key="viewer")
-    assert "hot snapshots are not known" in problem(answer, 503)
+    assert "hot snapshots in Redis could not be read" in problem(answer, 503)
 
 
 def test_the_service_gives_out_models_without_torch() -> None:

@@ -119,8 +119,8 @@ def test_what_was_replayed_is_final(held: World) -> None:
 
 def test_a_topic_without_its_beginning_says_nothing_certain(held: World) -> None:
     held.log.expire(Partition(UPDATES, 0), 1)
-    assert "begins at 1" in problem(held.ask("GET", SHOW), 409)
-    assert "begins at 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
+    assert "begins at offset 1" in problem(held.ask("GET", SHOW), 409)
+    assert "begins at offset 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
 
 
 @pytest.mark.parametrize(

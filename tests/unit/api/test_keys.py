@@ -103,7 +103,7 @@ def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
 def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     first, _ = key_store.create("ci", "viewer")
-    with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
+    with pytest.raises(ConflictError, match=r'there is already a key "ci".*`doll key revoke ci`'):
         KeyStore(log).create("ci", "operator")
     key_store.revoke("ci")
     second, record = KeyStore(log).create("ci", "operator")
@@ -122,7 +122,9 @@ def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> Non
 
 def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
     key_store = KeyStore(log)
-    with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
+    with pytest.raises(
+        NotFoundError, match="keys: none yet; create one with `doll key create NAME`"
+    ):
         key_store.revoke("ci")
     key_store.create("page", "viewer")
     with pytest.raises(NotFoundError, match='there is no key "ci"; keys: page'):
@@ -131,13 +133,13 @@ def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog)
 
 @pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
 def test_a_key_needs_a_legal_name(log: MemoryLog, name: str) -> None:
-    with pytest.raises(UserError, match="the name of a key must be 1 to 100 lower case letters"):
+    with pytest.raises(UserError, match="name: must be 1 to 100 lower case letters"):
         KeyStore(log).create(name, "viewer")
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31m", "n" * 201])
 def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
-    with pytest.raises(UserError, match="the note of a key must be at most 200 characters"):
+    with pytest.raises(UserError, match="note: must be one line of at most 200 characters"):
         KeyStore(log).create("ci", "viewer", note)
 
 
@@ -161,7 +163,7 @@ def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
     key_store = KeyStore(log)
     key_store.read()
     log.meanwhile = lambda: made.append(KeyStore(log).create("ci", "operator")[0])
-    with pytest.raises(ConflictError, match='there is a key "ci" already'):
+    with pytest.raises(ConflictError, match='there is already a key "ci"'):
         key_store.create("ci", "viewer")
     for each in (key_store, KeyStore(log)):
         record = Keys(each.read().values()).role_of(made[0])

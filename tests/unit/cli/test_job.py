@@ -75,7 +75,7 @@ def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
         ("group_size: 1", "group_size: 0", "group_size: must be at least 1, got 0"),
         ("clinic-a", "clinic-x", 'streams: there is no topic "clinic-x"'),
         ("classes: 10", "classes: ten", "task 'image-classifier': Expected `int`, got `str`"),
-        ("classes: 10", "classes: 10, width: 9", "change the field or the options of the task"),
+        ("classes: 10", "classes: 10, width: 9", "change the field or the task's option"),
         ("classes: 10", "clases: 10", "its options are classes, channels, height, width, network"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_change_that_makes_no_sense_is_refused(
 def test_only_a_stopped_job_is_deleted(world: World) -> None:
     submitted(world)
     result = world.run("job", "delete", "digits", code=exits.REFUSED)
-    assert "is running: stop it first, with `doll job stop digits`" in result.stderr
+    assert "is running; stop it first, with `doll job stop digits`" in result.stderr
     world.run("job", "stop", "digits")
     assert "job digits is deleted" in world.run("job", "delete", "digits").stdout
     assert "no jobs yet" in world.run("job", "list").stdout
@@ -192,7 +192,7 @@ def test_a_purge_says_what_it_removes_asks_and_makes_the_name_free(world: World)
     world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
     purge = "job", "delete", "digits", "--purge"
     output = world.run(*purge, code=exits.REFUSED).stderr
-    assert "is running: stop it first, with `doll job stop digits`" in output
+    assert "is running; stop it first, with `doll job stop digits`" in output
     world.run("job", "stop", "digits")
     asked = world.run(*purge, typed="n\n", code=1).stdout
     assert "would be removed: topic doll.digits.updates, 2 records" in asked
@@ -409,7 +409,7 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
     claimed(world, 1, skipped=2)
     shown = world.run("job", "list").stdout
     assert "waiting for a coordinator" in shown
-    assert "none leads digits yet: `doll coordinator` starts one" in shown
+    assert "no coordinator leads digits yet; `doll coordinator` starts one" in shown
     world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
     assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
     world.board("digits").hold_lease("c1", 60.0)

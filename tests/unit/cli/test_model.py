@@ -121,7 +121,7 @@ def test_a_version_that_makes_no_sense_is_refused(led: World, tmp_path: Path) ->
         "-1",
     )
     result = led.run(*arguments, code=exits.REFUSED)
-    assert 'a version is a number, "newest" or "best", got "-1"' in result.stderr
+    assert 'version: must be a number, "newest" or "best", got "-1"' in result.stderr
 
 
 def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
@@ -130,13 +130,15 @@ def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"), "--version", "7")
     result = led.run(*arguments, code=exits.REFUSED)
-    assert "no version 7 is kept that counts by the audit; kept: 1" in result.stderr
+    assert (
+        "version 7 of the model is not kept, or was rolled back; kept versions: 1" in result.stderr
+    )
 
 
 def test_before_there_is_a_model_that_is_said(led: World, tmp_path: Path) -> None:
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"))
     result = led.run(*arguments, code=exits.REFUSED)
-    assert "no model is kept that counts by the audit; kept: none yet" in result.stderr
+    assert "a model is not kept, or was rolled back; kept versions: none yet" in result.stderr
 
 
 def test_without_redis_checkpoints_are_enough(led: World, tmp_path: Path) -> None:

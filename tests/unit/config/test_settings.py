@@ -299,12 +299,12 @@ def test_whatever_deployments_and_documents_set_is_known() -> None:
 @pytest.mark.parametrize(
     ("variable", "why"),
     [
-        ("DOLL_KAFKA_ISOLATION_LEVEL", "that each record counts once rests on it"),
-        ("DOLL_KAFKA_ACKS_FILE", "that each record counts once rests on it"),
-        ("DOLL_KAFKA_GROUP_ID", "members and their names come from the job"),
-        ("DOLL_KAFKA_FETCH_MIN_BYTES", "it bounds how much memory a process takes, and how long"),
-        ("DOLL_KAFKA_BOOTSTRAP_SERVERS", "DOLL_KAFKA says where the brokers are"),
-        ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it loads code"),
+        ("DOLL_KAFKA_ISOLATION_LEVEL", "exactly-once training depends on it"),
+        ("DOLL_KAFKA_ACKS_FILE", "exactly-once training depends on it"),
+        ("DOLL_KAFKA_GROUP_ID", "consumer groups and their members are named after"),
+        ("DOLL_KAFKA_FETCH_MIN_BYTES", "it limits a process's memory and the waiting"),
+        ("DOLL_KAFKA_BOOTSTRAP_SERVERS", "the brokers' addresses are set in DOLL_KAFKA"),
+        ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it could load code"),
     ],
 )
 def test_a_property_of_the_client_that_is_not_for_settings_is_refused_with_the_reason(

@@ -32,12 +32,12 @@ def test_of_most_jobs_there_is_nothing_to_know() -> None:
 
 def test_workers_that_add_up_among_themselves_need_a_network_of_their_own() -> None:
     [note] = notes_on(job("aggregation: {mode: group}\n"))
-    assert "neither encrypted nor authenticated: they need a private network" in note
+    assert "without encryption and authentication; they need a private network" in note
 
 
 def test_a_large_staleness_is_let_through_with_a_word() -> None:
     [note] = notes_on(job("synchronisation: {mode: stale, staleness: 3}\n"))
-    assert note.startswith("synchronisation.staleness: above 2 ")
+    assert note.startswith("synchronisation.staleness: values above 2 ")
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_too_few_batches_of_the_workers_that_live_are_reported(
     note = window_note(spec, workers)
     assert bool(note) == bool(raised)
     if raised:
-        assert f"{waiting} of each of {workers} workers are fewer than the 80 batches" in note
-        assert f"submit it with {raised} or without the field" in note
+        assert f"{workers} workers with {waiting} each allow fewer" in note
+        assert f"set it to {raised} or remove it" in note
 
 
 def test_note_on_rented_workers_comes_at_once() -> None:
     rented = "provisioning: {workers: 2}\n"
     assert notes_on(job(f"{STALE}waiting_batches: 40\n{rented}")) == ()
     [note] = notes_on(job(f"{STALE}waiting_batches: 20\n{rented}"))
-    assert note.startswith("waiting_batches: 20 of each of 2 workers ")
+    assert note.startswith("waiting_batches: stale updates overlap only")

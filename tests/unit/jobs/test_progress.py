@@ -264,18 +264,18 @@ def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
 
 def test_nobody_leads() -> None:
     view = JobProgress(job())
-    assert view.state(NOW).why == "it has not been looked at yet"
+    assert view.state(NOW).why == "its state has not been read yet"
     view.look(JobObservation(NOW, {}, None, led=False, ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a coordinator",
-        "none leads digits yet: `doll coordinator` starts one",
+        "no coordinator leads digits yet; `doll coordinator` starts one",
     )
     view.look(
         JobObservation(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"})
     )
     assert view.state(NOW) == ("waiting for a coordinator", "c1: no task x; c2: y")
     view.look(JobObservation(NOW, {}, None, led=True, ends=FIRST))
-    assert view.state(NOW) == ("waiting for a coordinator", "one is taking over")
+    assert view.state(NOW) == ("waiting for a coordinator", "a coordinator is taking over")
     view.look(JobObservation(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a server",
@@ -322,7 +322,9 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
 def test_a_group_that_runs_keeps_what_carries_its_numbers() -> None:
     running, nccl = aggregated({"mode": "group"}).spec, {"mode": "group", "transport": "nccl"}
 
-    with pytest.raises(UserError, match=r"a group that runs goes on with gloo: change to aggreg"):
+    with pytest.raises(
+        UserError, match=r"cannot change from gloo to nccl directly; change to aggreg"
+    ):
         changed_spec(running, {"aggregation": nccl})
 
     on_the_board = changed_spec(running, {"aggregation": None})
@@ -439,10 +441,10 @@ def test_a_job_that_no_evaluator_can_track_is_degraded_and_says_which_and_why() 
 def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:
     assert running(rows(2), 1, 120).state(NOW) == (
         "drained",
-        "all records are settled, and none arrives",
+        "all records are settled, and no new ones arrive",
     )
     assert running(rows(2), 1, 120, at_s=NOW - 1).state(NOW).word == "running"
-    assert running([], 0, 100).state(NOW) == ("waiting for records", "none has come yet")
+    assert running([], 0, 100).state(NOW) == ("waiting for records", "no record has arrived yet")
 
 
 def test_an_update_lacks_records() -> None:
@@ -450,14 +452,14 @@ def test_an_update_lacks_records() -> None:
     view = running(rows(3), 1, 139)
     assert view.state(NOW) == (
         "waiting for records",
-        "an update needs 2 batches of 10: 1 batch and 9 records are there",
+        "an update needs 2 batches of 10 records; 1 batch and 9 records are waiting",
     )
     assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
-    assert "an update needs 4 batches of 10: 0 batches and 9 " in view.state(NOW).why
+    assert "an update needs 4 batches of 10 records; 0 batches and 9 " in view.state(NOW).why
     view = running(rows(3), 1, 139)
     # Each of two workers may have nine of them.
     view.look(
@@ -508,10 +510,10 @@ def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.Monke
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
     monkeypatch.setattr(progress, "DEGRADED_SHARE", 0.004)
-    assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
+    assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 could not be decoded")
     view.feed_update(1, Quarantined(0, made[0], "poison: it raised"), NOW, NOW)
     assert view.state(NOW).why == (
-        "of the last 2,000 records 10 did not decode and 10 were quarantined"
+        "of the last 2,000 records 10 could not be decoded and 10 were quarantined"
     )
 
 
@@ -536,7 +538,7 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     assert view.numbers(NOW).lag == 0
     assert view.state(NOW) == (
         "degraded",
-        "of the last 200 records of clicks 200 did not decode: 200 torn",
+        "200 of the last 200 records of clicks could not be decoded: 200 torn",
     )
 
 
@@ -564,7 +566,7 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
 
     reasons = f"8 no JSON; 4 label: is missing; 2 {'x ' * 48}x..."
-    why = f"of the last 1,000 records of {slow.topic} 15 did not decode: {reasons}"
+    why = f"15 of the last 1,000 records of {slow.topic} could not be decoded: {reasons}"
     assert view.state(NOW) == ("degraded", why)
     for _ in range(11):
         claim(slow, 100, {})

@@ -434,15 +434,15 @@ def test_a_misspelt_field_gets_the_one_that_was_meant() -> None:
         ("", "job file: must be a mapping of fields to values, got null"),
         ("[1]", "job file: must be a mapping"),
         ("{", "job file: line 1, column 2: "),
-        ("[" * 100_000, "job file: is neither YAML nor JSON"),
+        ("[" * 100_000, "job file: must be YAML or JSON"),
         ("a: &x 1\nb: *x", "job file: line 2, column 4: aliases (*x) are not allowed"),
         ("a: 1\na: 2", 'job file: line 2, column 1: field "a" is given twice'),
         ("a: !!binary aGk=", "job file: line 1, column 4: tags (tag:yaml.org,2002:binary) are not"),
         ("a: !!python/object:os.system x", "job file: line 1, column 4: tags (tag:yaml.org"),
         ("a: 1\n---\na: 2", "job file: line 2, column 1: a second document is not allowed"),
-        ("? [a]\n: 1", "job file: line 1, column 3: a field's name must be a text"),
-        ("[" + "[]," * 300_000, "job file: is neither YAML nor JSON: more than 20,000 keys"),
-        ("a" * 1_000_001, "job file: 1,000,001 characters are above 1,000,000"),
+        ("? [a]\n: 1", "job file: line 1, column 3: a field's name must be text"),
+        ("[" + "[]," * 300_000, "job file: must be YAML or JSON: more than 20,000 keys"),
+        ("a" * 1_000_001, "job file: must have at most 1,000,000 characters, got"),
     ],
 )
 def test_text_that_is_no_mapping_is_refused_with_its_place(text: str, message: str) -> None:
@@ -481,7 +481,7 @@ def test_the_bound_of_waiting_batches_lets_one_survivor_fill_a_group_while_it_co
 def test_sizes_of_the_task_are_those_of_the_records_and_no_others() -> None:
     sizes = {"channels": 1, "height": 28, "width": 28}
     assert parse_job(TEXT).task_options == {**sizes, "classes": 10}
-    with pytest.raises(UserError, match=r"task\.width: the records have 28, got 30"):
+    with pytest.raises(UserError, match=r"task\.width: must be 28 as in the records, got 30"):
         parse_job(TEXT.replace("classes: 10", "classes: 10, width: 30"))
 
 

@@ -244,7 +244,7 @@ def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
     decoded = codec_of(spec.records).decode([b'{"label": 1, "city": "Pune"}'])
     assert decoded.records["index"][0, 0] == bucket_of("city", "Pune", 500)
     assert "hashed" not in parse_job(JOB).model_dump_json()
-    with pytest.raises(UserError, match=r"task.features: the records have 500, got 1000"):
+    with pytest.raises(UserError, match=r"task.features: must be 500 as in the records, got 1000"):
         parse_job(hashed)
 
 

@@ -147,7 +147,7 @@ def test_what_is_wrong_is_reported_with_a_remedy(world: World) -> None:
     with pytest.raises(doll.UserError, match=r"absent\.yaml"):
         client.submit("absent.yaml")
     client.submit(SPEC)
-    with pytest.raises(doll.ConflictError, match="belongs to a job"):
+    with pytest.raises(doll.ConflictError, match="there is already a job"):
         client.submit(SPEC)
     with pytest.raises(doll.UserError, match="plain data"):
         client.job("digits").change(group_size=object())
@@ -217,13 +217,13 @@ def test_a_change_is_asked_again_only_where_it_did_not_arrive(first: int | str, 
 
 def test_address_of_no_service_is_reported() -> None:
     client = played(lambda _: httpx2.Response(200, content=b"<html>"))
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         client.jobs()
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         client.job("digits").model()
     headers = {"Doll-Version": "1", "Doll-Epoch": "0", "ETag": '"0-1"'}
     torn = played(lambda _: httpx2.Response(200, content=b"torn", headers=headers))
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         torn.job("digits").model()
 
 
