@@ -179,6 +179,6 @@ class Servers:
 
     def _storage(self) -> str:
         if not self._outside.settings.blobs:
-            return "none is named: jobs run without checkpoints"
+            return "DOLL_BLOBS is not set, so jobs run without checkpoints"
         self._blobs.get(_ABSENT)
         return ""

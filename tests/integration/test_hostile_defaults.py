@@ -96,7 +96,7 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
         await_condition(lambda: cluster.record().held, "it is held", PATIENCE_S)
         assert cluster.record().reason == (
             f"Kafka would lose records of the job: {updates_topic(NAME)} has"
-            " retention.ms=100000000, not -1; correct these: kafka-configs.sh --bootstrap-server"
+            " retention.ms=100000000, not -1; set that right: kafka-configs.sh --bootstrap-server"
             f" $DOLL_KAFKA --alter --entity-type topics --entity-name {updates_topic(NAME)}"
             f" --add-config retention.ms=-1; then `doll job resume {NAME}`"
         )

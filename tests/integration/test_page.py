@@ -256,7 +256,7 @@ def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) ->
     expect(grave).to_contain_text("3 batches in a row were quarantined: KeyError: 'label'")
     expect(grave.locator("code")).to_have_text("doll job resume orders")
     expect(quarantine).to_contain_text("3 batches are quarantined:")
-    expect(quarantine).to_contain_text("3 can be trained after all")
+    expect(quarantine).to_contain_text("3 can be trained once")
     expect(quarantine.locator("code")).to_have_text("doll job requeue orders --all")
     expect(page.locator("details .detail")).to_contain_text("KeyError: 'label'")
 
@@ -264,7 +264,7 @@ def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) ->
     site.service.update("orders", Replayed(poison(1), "ada", time.time()))
 
     expect(quarantine).to_contain_text("2 batches are quarantined:")
-    expect(quarantine).to_contain_text("1 can be trained after all")
+    expect(quarantine).to_contain_text("1 can be trained once")
     page.goto(f"{site.address}/#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders"))
     expect(row.locator('[data-name="State"]')).to_contain_text("held")
@@ -280,7 +280,7 @@ def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
     assert tile(page, "Cost so far") == f"${answer['cost']['spent_usd']:.2f}"
     assert tile(page, "Predicted cost") == f"${answer['cost']['predicted_usd']:.2f}"
     assert tile(page, "Version") == f"{site.get('/v1/jobs/fraud')['progress']['version']:,}"
-    section = page.locator("section", has=page.get_by_role("heading", name="The plan in force"))
+    section = page.locator("section", has=page.get_by_role("heading", name="Current plan"))
     expect(section).to_contain_text(f"{plan['spot']} on spot, {plan['on_demand']} on demand")
     expect(section).to_contain_text(plan["reason"])
     expect(section).to_contain_text(plan["why"])
@@ -472,7 +472,7 @@ def test_key_that_is_revoked_meanwhile_gets_a_remedy(site: Site) -> None:
     site.service.keys.revoke("guest")
     page.get_by_role("link", name="Jobs", exact=True).click()
 
-    expect(page.get_by_role("heading", name="A valid key is needed")).to_be_visible()
+    expect(page.get_by_role("heading", name="A valid API key is required")).to_be_visible()
     expect(page.get_by_role("button", name="Reload and sign in")).to_be_visible()
     expect(page.locator("#pulse")).to_have_text("Stopped")
 
@@ -484,8 +484,8 @@ def test_what_is_not_there_is_a_plain_sentence(site: Site) -> None:
 
     page.goto(f"{site.address}/#/jobs/clicks")
 
-    expect(page.get_by_text("Nobody works for this job")).to_be_attached()
-    for name in ("Machines", "Cost so far", "Stability ratio", "The plan in force", "Plans"):
+    expect(page.get_by_text("This job has no workers")).to_be_attached()
+    for name in ("Machines", "Cost so far", "Stability ratio", "Current plan", "Plans"):
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
 
 
@@ -771,7 +771,7 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     ):
         expect(log).to_contain_text(line)
     page.get_by_role("link", name="newest").click()
-    expect(page.locator(".actions")).to_contain_text("There is none yet.")
+    expect(page.locator(".actions")).to_contain_text("It does not exist yet.")
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Stop it").click()
     expect(page.locator(".badge")).to_have_text("stopped")

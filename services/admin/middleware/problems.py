@@ -169,7 +169,7 @@ def problem_of(error: DollError, scope: Scope) -> Response:
 def failure(error: Exception, instance: str) -> Response:
     """Log the current exception, and return a response without its details."""
     _log.exception("request_failed", path=instance, kind=type(error).__name__)
-    return problem(500, "a fault of this service; its log says more", instance)
+    return problem(500, "internal error; see the log of the admin service", instance)
 
 
 def install(app: FastAPI) -> None:
@@ -188,7 +188,7 @@ async def _answer(request: Request, error: Exception) -> Response:
             if status == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
                 detail = f"there is nothing at {path}"
             elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-                detail = f"{request.method} is not offered here"
+                detail = f"{request.method} is not supported here"
             return problem(status, detail, path, headers=error.headers)
         case RequestValidationError():
             return _invalid(error, request.scope)
@@ -206,7 +206,7 @@ def _fields(errors: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProble
 def _invalid(error: RequestValidationError, scope: Scope) -> Response:
     found, path = error.errors(), scope["path"]
     if any(details["type"] == "json_invalid" for details in found):
-        return problem(400, "the body is no JSON", path)
+        return problem(400, "the body is not valid JSON", path)
     fields = _fields(problems_of(found[:_MOST_FIELDS]), scope)
     detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""

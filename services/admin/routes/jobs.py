@@ -349,7 +349,9 @@ async def list_jobs(
     if (after := asked.after) in rows:
         left = matching(order[order.index(after) + 1 :])
     elif after and asked.sort != "id":
-        raise UserError(f'after: there is no job "{after}" any more; begin with the first page')
+        raise UserError(
+            f'after: the job "{after}" no longer exists; start again with the first page'
+        )
     elif after:
         left = [name for name in found if name > after]
     shown = [rows[name] for name in left[: asked.limit]]

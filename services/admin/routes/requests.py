@@ -124,7 +124,7 @@ def _job_in(body: bytes) -> tuple[str, Lines]:
     try:
         data, lines = load_lines(body.decode())
     except UnicodeDecodeError as error:
-        raise UserError(f"job file: is no text in UTF-8: {error}") from error
+        raise UserError(f"job file: must be UTF-8 text: {error}") from error
     return as_json(data), lines
 
 

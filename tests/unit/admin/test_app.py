@@ -32,7 +32,7 @@ def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPat
 def test_what_is_not_there_and_what_is_not_offered_are_problems(world: World) -> None:
     assert problem(world.ask("GET", "/v2"), 404) == "there is nothing at /v2"
     answer = world.ask("PUT", "/v1/jobs")
-    assert problem(answer, 405) == "PUT is not offered here"
+    assert problem(answer, 405) == "PUT is not supported here"
     assert answer.headers["allow"]
 
 
@@ -44,7 +44,7 @@ def test_a_fault_of_ours_is_logged_and_its_answer_says_nothing_of_it(
 
     world.app.add_api_route("/fail", fail)
     answer = world.ask("GET", "/fail")
-    assert "its log says more" in problem(answer, 500)
+    assert "internal error" in problem(answer, 500)
     assert "a secret" not in answer.text
     assert "a secret" in caplog.text
 

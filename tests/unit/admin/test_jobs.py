@@ -330,7 +330,7 @@ def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
     assert (page["next"], page["total"]) == ("c", 5)
     assert page["states"]["held"] == 1
     gone = world.ask("GET", "/v1/jobs", params={"sort": "state", "after": "gone"})
-    assert "begin with the first page" in problem(gone, 422)
+    assert "start again with the first page" in problem(gone, 422)
 
 
 def test_list_is_sent_as_its_model_writes_it(world: World) -> None:
@@ -565,16 +565,16 @@ def test_server_that_is_away_is_the_state_of_each_job_until_it_is_back(digits: W
         both = all(each["state"] == word and why in each["why"] for each in (job, shown))
         return both and f'state="{word}"' in digits.ask("GET", "/metrics").text
 
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.log.go_away()
     eventually(lambda: shows("waiting for a server", "Kafka is unavailable since 20"))
     assert problem(digits.ask("GET", "/readyz"), 503).startswith("kafka: ")
     digits.log.come_back()
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.redis.kill()
     eventually(lambda: shows("waiting for a server", "Redis is unavailable since 20"))
     digits.redis.restart()
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.board("digits").put_unable("outage storage c1", "1000 no bucket", 60.0)
     away = "object storage is unavailable to c1 since 1970-01-01 00:16:40 UTC: no bucket"
     eventually(lambda: shows("waiting for a coordinator", away))

@@ -26,7 +26,7 @@ def small() -> Iterator[World]:
 def test_key_that_asks_too_often_gets_the_time_to_retry(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     again = small.ask("GET", "/v1/jobs", key="viewer")
-    assert problem(again, 429) == "too many requests of this key"
+    assert problem(again, 429) == "too many requests from this key"
     assert 0 < int(again.headers["retry-after"]) <= 1000
     assert small.ask("GET", "/v1/jobs", key="operator").status_code == 200
 
@@ -55,13 +55,13 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
 @pytest.mark.parametrize("length", ["9" * 5000, "x", "-1"])
 def test_content_length_that_is_no_sensible_number_is_refused(small: World, length: str) -> None:
     answer = small.ask("GET", "/v1/jobs", key="viewer", headers={"Content-Length": length})
-    assert problem(answer, 400) == "Content-Length is no number"
+    assert problem(answer, 400) == "Content-Length: must be a number"
 
 
 def test_streams_of_events_are_limited_apart(small: World) -> None:
     small.service.streams = 1
     answer = small.ask("GET", "/v1/jobs/digits/events", key="viewer")
-    assert problem(answer, 429) == "too many streams of events are open"
+    assert problem(answer, 429) == "too many event streams are open"
     small.service.streams = 0
     assert problem(small.ask("GET", "/v1/jobs/digits/events", key="operator"), 404)
     assert small.service.streams == 0

@@ -258,7 +258,7 @@ def test_a_simulation_that_takes_too_long_is_killed_and_says_what_to_do() -> Non
     world = World(limits=Limits(simulate_s=0.05))
     try:
         said = problem(world.ask("POST", SIMULATE, json={"experiment": SMALL}), 422)
-        assert "not done after 0.05 s: ask for fewer runs" in said
+        assert "took longer than 0.05 s; request fewer runs" in said
         assert world.service.simulations.running == 0
     finally:
         world.close()
