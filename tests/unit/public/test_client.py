@@ -158,7 +158,7 @@ def test_what_is_wrong_is_reported_with_a_remedy(world: World) -> None:
 def test_service_and_key_come_from_the_environment(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(doll.UserError, match="URL"):
+    with pytest.raises(doll.UserError, match="url: is missing"):
         doll.Client()
     monkeypatch.setenv("DOLL_API", URL)
     (tmp_path / "key").write_text(world.viewer + "\n")
