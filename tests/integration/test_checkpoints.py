@@ -156,7 +156,7 @@ def test_job_starts_with_weights_of_another_job(make: Make) -> None:
         return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
 
     output = submit(first, "second", "first@best")
-    assert "it begins with the checkpoint" in output
+    assert "the job starts from the checkpoint" in output
     assert "of first: weights and optimizer state (sgd)" in output
     await_condition(lambda: {-1.0} in weights(), "version 0 has the weights of the first job")
     first.start("worker", "w2", "second")

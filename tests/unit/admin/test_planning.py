@@ -260,7 +260,7 @@ def test_simulation_over_its_time_limit_is_killed_with_advice() -> None:
     world = World(limits=Limits(simulate_s=0.05))
     try:
         said = problem(world.ask("POST", SIMULATE, json={"experiment": SMALL}), 422)
-        assert "not done after 0.05 s: ask for fewer runs" in said
+        assert "took longer than 0.05 s; request fewer runs" in said
         assert world.service.simulations.running == 0
     finally:
         world.close()

@@ -119,8 +119,8 @@ def test_replayed_batch_cannot_be_requeued(held: World) -> None:
 
 def test_quarantine_is_unknown_if_the_topic_lost_its_beginning(held: World) -> None:
     held.log.expire(Partition(UPDATES, 0), 1)
-    assert "begins at 1" in problem(held.ask("GET", SHOW), 409)
-    assert "begins at 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
+    assert "begins at offset 1" in problem(held.ask("GET", SHOW), 409)
+    assert "begins at offset 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_submit_creates_a_job_from_a_file(world: World, file: str) -> None:
         ("group_size: 1", "group_size: 0", "group_size: must be at least 1, got 0"),
         ("clinic-a", "clinic-x", 'streams: there is no topic "clinic-x"'),
         ("classes: 10", "classes: ten", "task 'image-classifier': Expected `int`, got `str`"),
-        ("classes: 10", "classes: 10, width: 9", "change the field or the options of the task"),
+        ("classes: 10", "classes: 10, width: 9", "change the field or the task's option"),
         ("classes: 10", "clases: 10", "its options are classes, channels, height, width, network"),
     ],
 )
@@ -178,7 +178,7 @@ def test_invalid_change_is_rejected(world: World, options: tuple[str, ...], mess
 def test_delete_needs_a_stopped_job(world: World) -> None:
     submitted(world)
     result = world.run("job", "delete", "digits", code=exits.REFUSED)
-    assert "is running: stop it first, with `doll job stop digits`" in result.stderr
+    assert "is running; stop it first, with `doll job stop digits`" in result.stderr
     world.run("job", "stop", "digits")
     assert "job digits is deleted" in world.run("job", "delete", "digits").stdout
     assert "no jobs yet" in world.run("job", "list").stdout
@@ -190,7 +190,7 @@ def test_purge_lists_what_it_removes_asks_and_frees_the_name(world: World) -> No
     world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
     purge = "job", "delete", "digits", "--purge"
     output = world.run(*purge, code=exits.REFUSED).stderr
-    assert "is running: stop it first, with `doll job stop digits`" in output
+    assert "is running; stop it first, with `doll job stop digits`" in output
     world.run("job", "stop", "digits")
     asked = world.run(*purge, typed="n\n", code=1).stdout
     assert "would be removed: topic doll.digits.updates, 2 records" in asked
@@ -411,7 +411,7 @@ def test_list_shows_the_state_of_each_job_and_its_unused_records(world: World) -
     claimed(world, 1, skipped=2)
     shown = world.run("job", "list").stdout
     assert "waiting for a coordinator" in shown
-    assert "none leads digits yet: `doll coordinator` starts one" in shown
+    assert "no coordinator leads digits yet; `doll coordinator` starts one" in shown
     world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
     assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
     world.board("digits").hold_lease("c1", 60.0)

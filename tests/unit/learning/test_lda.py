@@ -162,5 +162,5 @@ optimizer: {learning_rate: 0.5}
 )
 def test_lda_job_with_an_unsupported_optimizer_is_rejected(wrong: str, right: str) -> None:
     assert parse_job(JOB).task_options["entries"] == 9
-    with pytest.raises(UserError, match="optimizer: lda needs `name: sgd` with a learning_rate"):
+    with pytest.raises(UserError, match="optimizer: lda requires `name: sgd` without weight_decay"):
         parse_job(JOB.replace(right, wrong))

@@ -260,14 +260,14 @@ def test_invalid_experiment_file_is_rejected_with_the_field(
         ({"synchronisation": {"mode": "stale"}}, "synchronisation: needs `mode: protocol`"),
         ({"speeds": [1.0, 2.0]}, "speeds: must have 12 entries, one per worker, got 2"),
         ({"speeds": {"low": 0, "high": 1}}, "greater than 0"),
-        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging needs one"),
+        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging requires it"),
         (
             {
                 "mode": "protocol",
                 "group_size": 1,
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "with group_size 1 a worker is never asked for several",
+            "requires a group_size above 1",
         ),
         (
             {
@@ -275,7 +275,7 @@ def test_invalid_experiment_file_is_rejected_with_the_field(
                 "learning": {},
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "learning.optimizer: what workers came to is averaged with sgd",
+            "learning.optimizer: must be sgd or momentum with",
         ),
         ({"arrivals": {"process": "trace"}}, "trace"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "spot: pools must have different names"),
