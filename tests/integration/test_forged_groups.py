@@ -252,7 +252,8 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
     )
     await_condition(lambda: "left_out" in cluster.said("c1"), "the leader logs it")
     await_condition(
-        lambda: "another process with this worker name" in cluster.said(double), "the second process logs it"
+        lambda: "another process with this worker name" in cluster.said(double),
+        "the second process logs it",
     )
     first = member(newest(cluster), "w1")
     for _ in range(2):
