@@ -97,7 +97,7 @@ def _end(name: str, left: Mapping[Member, Future[Any]], patience_s: float) -> No
         member.ask("abort", name)
     over, not_over = wait(left.values(), START_S)
     if not_over or not all(answer.exception() for answer in over):
-        raise NotMeasuredError("a member went on in a group that was over")
+        raise NotMeasuredError("a member continued in a group that had ended")
 
 
 def _pace(size: int, weights: int, updates: int) -> list[Pace]:

@@ -433,56 +433,81 @@ def main() -> int:
     """Run, report, and check the bars."""
     example = "python load/chaos.py --minutes 5 --seed 7 --json chaos.json"
     parser = report.parser(__doc__, example, kafka=False)
-    parser.add_argument("--minutes", type=float, default=1.0, help="of faults; default %(default)g")
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule; default %(default)d")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--coordinators", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=1.0, help="minutes with faults; default %(default)g"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the schedule of faults; default %(default)d"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, help="number of workers; default %(default)d"
+    )
+    parser.add_argument(
+        "--coordinators", type=int, default=2, help="number of coordinators; default %(default)d"
+    )
     parser.add_argument(
         "--rate",
         dest="rate_per_s",
         type=float,
         default=200.0,
-        help="records/s; default %(default)g",
+        help="records per second that are produced; default %(default)g",
     )
     parser.add_argument(
-        "--losses", action="store_true", help="Kafka loses records, too, and the job is resumed"
+        "--losses",
+        action="store_true",
+        help="Kafka also loses records, and the job is resumed with --after-loss",
     )
     parser.add_argument(
         "--lies",
         action="store_true",
-        help="object storage answers wrongly, too, while Redis is empty and coordinators start",
+        help="object storage also gives wrong answers while Redis is empty and coordinators start",
     )
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="only faults whose kind has a WORD"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="only faults whose kind contains a WORD; default: all",
     )
     parser.add_argument(
         "--saturated",
         action="store_true",
-        help="a backlog always waits: which share of its throughput is left; no --rate then",
+        help="keep a backlog, and measure the share of its throughput that is left; ignores --rate",
     )
     parser.add_argument(
-        "--burn", type=int, default=0, metavar="N", help="N processes of others use the processor"
+        "--burn",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start N other processes that use the processor; default: none",
     )
     parser.add_argument(
         "--synchronisation",
         choices=(*MODES, "switching"),
         default="synchronous",
-        help=f"the job's mode, or all in turn for {SWITCH_S:g} s each; default %(default)s",
+        help="mode of the job; `switching` uses all modes in turn, for"
+        f" {SWITCH_S:g} s each; default %(default)s",
     )
     parser.add_argument(
         "--aggregation",
         choices=get_args(Aggregation),
         default="board",
-        help="replicas, slices: workers hold the weights and add up among themselves; default"
-        " %(default)s",
+        help="where the weights are: `board` is the coordinator and Redis; with `replicas` or"
+        " `slices`, workers hold them and sum gradients among themselves; default %(default)s",
     )
     parser.add_argument(
-        "--tiers", action="store_true", help="of slices: reliable and spot machines, lost by tier"
+        "--tiers",
+        action="store_true",
+        help="with --aggregation slices: use reliable and spot machines, and lose whole tiers",
     )
-    parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        help="folder for data and logs; default: a temporary one, kept if the run fails",
+    )
     given = parser.parse_args()
     if given.tiers and given.aggregation != "slices":
-        parser.error("--tiers: is of --aggregation slices: add that")
+        parser.error("--tiers: needs --aggregation slices")
     names = {each.name for each in fields(Plan)}
     own = {name: value for name, value in vars(given).items() if name in names}
     plan = Plan(seconds=60 * given.minutes, **own)
@@ -497,7 +522,7 @@ def main() -> int:
                 stack.callback(burner.kill)
             outcome = Run(plan, folder, outside, stack).carry_out()
     except (NotMeasuredError, UserError, OutsideError) as error:
-        print(f"could not be run: {error}\nlogs: {folder}", file=sys.stderr)
+        print(f"not run: {error}\nlogs: {folder}", file=sys.stderr)
         return 2
     outcome.draw()
     print(report.in_words(machine))

@@ -239,7 +239,7 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
                 writer.append(spec.streams[number % len(spec.streams)], value)
             writer.poll()
         if not writer.flush(_FLUSH_S):
-            raise NotMeasuredError(f"Kafka did not take all records in {_FLUSH_S:g} s")
+            raise NotMeasuredError(f"Kafka did not accept all records in {_FLUSH_S:g} s")
 
 
 def measure_submit(on: Servers, jobs: int) -> Found:
@@ -298,9 +298,15 @@ _JOBS, _ADMIN_JOBS = 100, 1000
 def main() -> int:
     """Measure, report, and check the bars."""
     parser = report.parser(__doc__)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--jobs", type=int, help=f"{_JOBS}, for admin {_ADMIN_JOBS}")
-    parser.add_argument("--logs", type=Path, help="keep the services' logs in this folder")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run; default: all"
+    )
+    parser.add_argument(
+        "--jobs", type=int, help=f"number of jobs; default: {_JOBS}, for admin {_ADMIN_JOBS}"
+    )
+    parser.add_argument(
+        "--logs", type=Path, help="folder for the services' logs; default: a temporary one"
+    )
     given = parser.parse_args()
     machine, found = report.machine(), dict[str, report.Found]()
     for part in given.only:

@@ -179,7 +179,9 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--block-seconds", type=float, default=10.0)
     parser.add_argument("--data", type=Path, help="folder with MNIST; default: random images")
-    parser.add_argument("--require", type=float, help="least median ratio; cnn: 0.85")
+    parser.add_argument(
+        "--require", type=float, help="required median ratio; default for cnn: 0.85"
+    )
     given = parser.parse_args()
     required: float = _REQUIRED if given.case == "cnn" else 0.0
     if given.require is not None:

@@ -54,7 +54,9 @@ class Case(NamedTuple):
 def main() -> int:
     """Time every case and print a table. Returns the exit status."""
     parser = report.parser(__doc__, "python load/planning.py --repeats 9", kafka=False)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every case (3)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="repeats of every case (3)"
+    )
     arguments = parser.parse_args()
     cases = _cases()
     seconds, rows = dict[str, dict[str, float]](), []

@@ -74,12 +74,12 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             *("kill to the update in flight", 30, kill_workers, 1000.0, 300.0),
         ),
         "notice": Measurement(
-            "a worker is asked to leave in the middle of a round",
+            "a worker must leave in the middle of a round",
             *("delay of an update until it has left", 10, ask_to_leave, gradient_ms),
         ),
         "start": Measurement(
             "one more worker is started",
-            "its process's start to the first update with its gradient",
+            "start of its process to the first update with its gradient",
             *(10, start_workers, 2500.0),
             waiting_groups=2,  # a job's default
         ),
@@ -89,7 +89,7 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             coordinators=2,
         ),
         "group": Measurement(
-            "a worker is killed while all add up among themselves, 1 MB",
+            "a worker is killed while workers sum gradients among themselves, 1 MB",
             *("kill to the update in flight", 30, kill_members, 300.0, 150.0),
             weights=250_000,
         ),
@@ -146,7 +146,7 @@ class Measured(NamedTuple):
         report.draw(title, ("ms", "median", "p95", "max"), rows)
         notes = Counter(each.note for each in self.found)
         parts = [f"{note}: {count} times" for note, count in notes.items() if note]
-        print("; ".join([*parts, f"others used {self.others:.2f} cores meanwhile"]))
+        print("; ".join([*parts, f"other processes used {self.others:.2f} cores meanwhile"]))
         print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
         print(report.in_words(self.conditions.as_data()))
 
@@ -173,16 +173,20 @@ def main() -> int:
     standard, names = Conditions(), [*measurements(Conditions()), thaws.Thaws.name]
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)
-    parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
     parser.add_argument(
-        "--kills", type=int, help="disturbances of each; default: 30, 10, 10, 10, 30, 3"
+        "--only", choices=names, nargs="+", default=names, help="measurements to run; default: all"
     )
-    parser.add_argument("--workers", type=int, help="default: 4; of thaw 2, then 8")
+    parser.add_argument(
+        "--kills", type=int, help="repeats of each measurement; default: 30, 10, 10, 10, 30, 3"
+    )
+    parser.add_argument(
+        "--workers", type=int, help="number of workers; default: 4, for thaw 2 and then 8"
+    )
     parser.add_argument(
         "--group-size",
         type=int,
         default=standard.group_size,
-        help="K; default: 4; of thaw: workers",
+        help="batches per update (K); default: 4, for thaw the number of workers",
     )
     given = parser.parse_args()
     workers: int = given.workers or standard.workers

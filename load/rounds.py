@@ -201,7 +201,7 @@ def measure(scenario: Scenario, fleet: Fleet, backlog: int, seconds: float) -> M
         reported = fleet.stage_times(job)
         return len(reported["coordinator"]) == 1 and len(reported["worker"]) == 2 * scenario.workers
 
-    await_until(all_reported, fleet.patience_s, f"all services tell of {job}")
+    await_until(all_reported, fleet.patience_s, f"all services report {job}")
     return Measured(scenario, pace, _stages_ms(fleet.stage_times(job)), _summed(cores))
 
 
@@ -228,8 +228,12 @@ def main() -> int:
     """Measure, report, and check the bars."""
     parser = report.parser(__doc__)
     names = [scenario.name for scenario in SCENARIOS]
-    parser.add_argument("--seconds", type=float, default=10.0, help="per scenario")
-    parser.add_argument("--only", choices=names, nargs="+", default=names)
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds per scenario; default %(default)g"
+    )
+    parser.add_argument(
+        "--only", choices=names, nargs="+", default=names, help="scenarios to run; default: all"
+    )
     given = parser.parse_args()
     machine, found = report.machine(), list[Measured]()
     with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:

@@ -384,8 +384,10 @@ def main() -> int:
     """Measure, report, and check the bars."""
     parser = report.parser(__doc__, "python load/scale.py --only jobs workers --json scale.json")
     parser.add_argument("--only", choices=SERIES, nargs="+", default=list(SERIES))
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs, as PNG or SVG")
+    parser.add_argument("--quick", action="store_true", help="measure fewer and smaller sizes")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the costs into this PNG or SVG file"
+    )
     given = parser.parse_args()
     machine = report.machine()
     found: dict[str, dict[int, Mapping[str, float]]] = {}

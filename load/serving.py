@@ -84,14 +84,18 @@ def main() -> int:
     """Measure and print tables. Returns the exit status."""
     example = "python load/serving.py --seconds 20 --pairs 2 --json out/serving.json"
     parser = report.parser(__doc__, example)
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="a run (120)")
-    parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="per second (200)")
-    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="of blocks (8)")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, metavar="S", help="seconds per run (120)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=200.0, metavar="N", help="predictions per second (200)"
+    )
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="pairs of blocks (8)")
     parser.add_argument(
         "--aggregation",
         choices=get_args(Aggregation),
         default="board",
-        help="who holds the weights; default %(default)s",
+        help="where the weights are; default %(default)s",
     )
     given = parser.parse_args()
     machine, cores = report.machine(), sorted(os.sched_getaffinity(0))

@@ -271,8 +271,12 @@ def _next_version(
 def main() -> int:
     """Measure, report, and check the bars."""
     parser = report.parser(__doc__, "python load/sparse.py --only clicks_like --workers 4")
-    parser.add_argument("--only", choices=SETS, nargs="+", default=list(SETS))
-    parser.add_argument("--workers", type=int, default=8, help="p, and K [default: 8]")
+    parser.add_argument(
+        "--only", choices=SETS, nargs="+", default=list(SETS), help="data sets; default: all"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="number of workers, and K [default: 8]"
+    )
     given = parser.parse_args()
     machine = report.machine()
     result = dict[str, Any]()

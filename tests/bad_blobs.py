@@ -118,7 +118,7 @@ class LyingBlobs(MemoryBlobs):
             case "cut":
                 return names[: len(names) // 2]
             case "page":
-                raise UnavailableError("the answer is no list")
+                raise UnavailableError("the answer is not a list")
             case "half":
                 return [name for name in names if not _is_odd(name)]
             case "stale" | "late":

@@ -78,18 +78,18 @@ class KeyStore(CompactedTable[KeyRecord]):
         try:
             check_name(name)
         except ValueError as error:
-            raise UserError(f"the name of a key {error}") from error
+            raise UserError(f"name: {error}") from error
         if len(note) > _LONGEST_NOTE or not note.isprintable():
             raise UserError(
-                f"the note of a key must be at most {_LONGEST_NOTE} characters in one line"
+                f"note: must be one line of at most {_LONGEST_NOTE} characters, got {note!r}"
             )
         key = new_key()
 
         def created(taken: KeyRecord | None) -> KeyRecord:
             if taken is not None and taken.sha256:
                 raise ConflictError(
-                    f'there is a key "{name}" already: choose another name, or make this one'
-                    f" invalid with `doll key revoke {name}`"
+                    f'name: there is already a key "{name}"; choose another name, or revoke that'
+                    f" key with `doll key revoke {name}`"
                 )
             now_s, before = self._clock(), () if taken is None else taken.changes
             what = f"{role}, {note}" if note else role
@@ -109,7 +109,7 @@ class KeyStore(CompactedTable[KeyRecord]):
         def revoked(key: KeyRecord | None) -> KeyRecord:
             if key is None or not key.sha256:
                 valid = sorted(each.name for each in self.read().values() if each.sha256)
-                known = ", ".join(valid) or "none yet, make one with `doll key create NAME`"
+                known = ", ".join(valid) or "none yet; create one with `doll key create NAME`"
                 raise NotFoundError(f'there is no key "{name}"; keys: {known}')
             changes = _changed(key.changes, self._clock(), "revoked")
             return msgspec.structs.replace(key, sha256="", changes=changes)
@@ -167,5 +167,7 @@ def decode_key(key: bytes | None, value: bytes) -> KeyRecord:
     """
     record = decoded(_RECORD.decode, value, "key record")
     if key != record.name.encode():
-        raise WireError(f"key record: stands under the key {key!r}, its name is {record.name!r}")
+        raise WireError(
+            f"key record: must have its name {record.name!r} as the record's key, got {key!r}"
+        )
     return record

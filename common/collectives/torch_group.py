@@ -93,8 +93,8 @@ _NCCL = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "5",
 }
-_ABORTED = "it was aborted"
-_LATE = "entries did not come"
+_ABORTED = "the group was aborted"
+_LATE = "members did not announce themselves in time"
 
 
 class _ProcessGroup(Protocol):
@@ -134,15 +134,17 @@ def advertised(settings: Settings) -> str:
                 # This selects the own address without sending a packet.
                 towards.connect((target, redis.port or _REDIS_PORT))
             except OSError as error:
-                raise UnavailableError(f"DOLL_REDIS: no way to {target}: {error}") from error
+                raise UnavailableError(
+                    f"DOLL_REDIS: no network route to {target}: {error}"
+                ) from error
             own = towards.getsockname()[0]
     if not settings.advertise:
         return own
     _, named = _resolved("DOLL_ADVERTISE", settings.advertise)
     if ip_address(named).is_loopback and not ip_address(own).is_loopback:
         raise UserError(
-            f"DOLL_ADVERTISE: {settings.advertise} is {named} here, a loopback address, but Redis"
-            f" is on another machine: name an address that others reach, such as {own}"
+            f"DOLL_ADVERTISE: must be an address that other machines reach, such as {own}, got"
+            f" {settings.advertise} ({named}, a loopback address)"
         )
     return named
 
@@ -181,7 +183,7 @@ class TorchGroups:
             self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         except OSError as error:
             raise UserError(
-                f"DOLL_ADVERTISE: {host} is no address of this machine: {error.strerror}"
+                f"DOLL_ADVERTISE: must be an address of this machine, got {host}: {error.strerror}"
             ) from error
         self._listener = _closed_first(self._listener)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
@@ -284,12 +286,12 @@ class _TorchGroup(ABC):
                 with suppress(Empty):
                     self._group, _ = formed.get_nowait()
                     self.abort()
-                raise self._error("be formed", why, unreachable)
+                raise self._error("connect", why, unreachable)
 
     def all_reduce(self, vector: Vector) -> None:
         """See `Group`."""
         tensor = self._tensor(vector)
-        self._call("add up", vector.nbytes, lambda group: [group.allreduce([tensor])])
+        self._call("sum gradients", vector.nbytes, lambda group: [group.allreduce([tensor])])
         _bring(tensor, vector)
 
     def exchange(
@@ -348,7 +350,9 @@ class _TorchGroup(ABC):
         group = self._group
         if group is None:
             raise self._error(
-                what, _ABORTED if self._over.is_set() else "it was never formed", frozenset()
+                what,
+                _ABORTED if self._over.is_set() else "the group was never connected",
+                frozenset(),
             )
         why = self._done(begin, group, size)
         # References would keep the other members from raising, see the module's first point.
@@ -384,7 +388,7 @@ class _TorchGroup(ABC):
 
     def _what_lacks(self) -> str:
         late = [each.name for n, each in enumerate(self._members) if n not in self._store.came]
-        return f"{', '.join(late)} did not come" if late else "connecting took too long"
+        return f"{', '.join(late)} did not connect" if late else "connecting took too long"
 
     def _refuse_addresses(self) -> None:
         """Refuse invalid addresses, and loopback addresses unless all members have one.
@@ -398,10 +402,13 @@ class _TorchGroup(ABC):
         ]
         if bad and (len(bad) < len(hosts) or None in hosts.values()):
             members = ", ".join(f"{each.name} ({each.address})" for each in bad)
-            why = f"no address for others is told by {members}: set DOLL_ADVERTISE where they run"
+            why = (
+                f"no address that others can reach is advertised by {members}; set DOLL_ADVERTISE"
+                " there"
+            )
             own = self._members[self._rank] in bad
             names = frozenset[str]() if own else frozenset(each.name for each in bad)
-            raise self._error("be formed", why, names)
+            raise self._error("connect", why, names)
 
     def _unreachable(self, given_up: Callable[[], bool] = lambda: False) -> frozenset[str]:
         """Return the names of other members whose ports accept no connection."""
@@ -504,7 +511,7 @@ class NcclGroup(_TorchGroup):
                 return "others did not take part in time"
             if monotonic() > patient_until:
                 if self._unreachable(self._over.is_set):
-                    return "others are gone"
+                    return "other members have ended"
                 patient_until = monotonic() + _PATIENCE_S
 
     def _run(
@@ -572,7 +579,7 @@ class _Store(Store):
             found = self._rendezvous.entries(self._name, self._position, min(left_s, _LOOK_S))
             for self._position, key, value in found:
                 if key in self._values:
-                    raise DistStoreError("its name was used before")
+                    raise DistStoreError("the group's name was used before")
                 self._values[key] = value
                 # Keys end with the rank: gloo's are 0/<rank>, ours for NCCL here/<rank>.
                 with suppress(ValueError):
@@ -587,8 +594,8 @@ def _check_gpu() -> None:
     """
     if not (torch.cuda.is_available() and is_nccl_available()):
         raise UserError(
-            "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
-            " take gloo, or run workers of this job on machines with a GPU each"
+            "aggregation.transport: nccl needs GPUs, but PyTorch finds none on this machine; use"
+            " gloo, or run workers of this job on machines with one GPU each"
         )
     # The first use of a GPU takes a second. It is done here so that no other member waits for it.
     torch.zeros(1, device=_GPU)

@@ -44,7 +44,7 @@ _OF_REGISTRY = (
     *("bearer.auth.logical.cluster", "bearer.auth.identity.pool.id"),
 )
 _REFUSED = {
-    "that each record counts once rests on it": (
+    "exactly-once training depends on it": (
         *("acks", "request.required.acks", "enable.idempotence", "enable.gapless.guarantee"),
         *("isolation.level", "auto.offset.reset", "enable.auto.commit", "auto.commit.enable"),
         *("auto.commit.interval.ms", "enable.auto.offset.store", "enable.partition.eof"),
@@ -52,21 +52,21 @@ _REFUSED = {
         *("delivery.timeout.ms", "max.in.flight", "max.in.flight.requests.per.connection"),
         *("partitioner", "transactional.id", "transaction.timeout.ms", "allow.auto.create.topics"),
     ),
-    "members and their names come from the job": (
+    "consumer groups and their members are named after the job": (
         *("client.id", "group.id", "group.instance.id", "group.remote.assignor"),
         *("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"),
         "max.poll.interval.ms",
     ),
-    "it bounds how much memory a process takes, and how long an update waits": (
+    "it limits a process's memory and the waiting time of an update": (
         *("fetch.error.backoff.ms", "fetch.max.bytes", "fetch.message.max.bytes"),
         *("fetch.min.bytes", "fetch.queue.backoff.ms", "fetch.wait.max.ms"),
         *("max.partition.fetch.bytes", "queued.max.messages.kbytes", "queued.min.messages"),
         *("queue.buffering.max.kbytes", "queue.buffering.max.messages", "queue.buffering.max.ms"),
     ),
-    "DOLL_KAFKA says where the brokers are": (
+    "the brokers' addresses are set in DOLL_KAFKA": (
         *("bootstrap.servers", "metadata.broker.list", "servers", "brokers", "hosts"),
     ),
-    "it loads code": ("plugin.library.paths", "interceptors"),
+    "it could load code": ("plugin.library.paths", "interceptors"),
 }
 # Properties whose value is the name of a file that the client reads, as with all `_LOCATION`s.
 _FILES_OF_THE_CLIENT = re.compile(

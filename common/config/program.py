@@ -47,47 +47,60 @@ class ServiceHelp(NamedTuple):
 
 SERVICES = {
     "worker": ServiceHelp(
-        "One worker: reads the job's streams and computes gradients.",
+        "Run a worker, which reads a job's streams and computes gradients.",
         "python -m services.worker --job digits --name w1",
-        "the only job to work for; default: whichever needs workers",
+        "name of the only job to work for; if unset, jobs that need workers",
     ),
     "coordinator": ServiceHelp(
-        "One replica of the coordinator: leads jobs, or stands by for those who do.",
+        "Run a replica of the coordinator, which leads jobs or stands by to take over.",
         "python -m services.coordinator --name c1",
     ),
     "provisioner": ServiceHelp(
-        "Rents machines for jobs that ask for them, from the market in DOLL_MARKET.",
+        "Run a provisioner, which rents machines from the market in DOLL_MARKET for jobs with a"
+        " `provisioning` block.",
         "DOLL_MARKET=market.yaml python -m services.provisioner --name p1",
     ),
     "evaluator": ServiceHelp(
-        "Judges each n-th version of jobs that ask for it, and tells when a stream drifts.",
+        "Run an evaluator, which evaluates models of jobs with an `evaluation` block and detects"
+        " drift in their streams.",
         "python -m services.evaluator --job digits",
-        "the only job; default: all that have an `evaluation`",
+        "name of the only job to evaluate; if unset, all jobs with an `evaluation` block",
     ),
     "admin": ServiceHelp(
-        "The REST API and the live page. Its settings are DOLL_API_... in the environment; keys"
-        " are made with `doll key create`.",
+        "Run the admin service: the REST API and the live page. Its settings are DOLL_API_..."
+        " variables; `doll key create` creates API keys.",
         "DOLL_API_PORT=8080 python -m services.admin",
     ),
     "serve": ServiceHelp(
-        "Answers requests for predictions by a job's model, by HTTP (Open Inference Protocol v2) on"
-        " DOLL_API_HOST and DOLL_API_PORT, and follows it while it learns.",
+        "Run a model server, which answers prediction requests with a job's model and follows its"
+        " updates. It speaks HTTP (Open Inference Protocol v2) on DOLL_API_HOST and DOLL_API_PORT.",
         "DOLL_API_PORT=8081 doll serve digits --shadow best",
         options={
-            "job": {"help": "its name"},
-            "--alias": {"default": "newest", "help": "newest, best or a version; default: newest"},
+            "job": {"help": "name of the job whose model to serve"},
+            "--alias": {
+                "default": "newest",
+                "help": "newest, best or a version of the model; if unset, newest",
+            },
             "--shadow": {
-                "help": "another of these, which answers the same requests, and is not returned"
+                "help": "second model (newest, best or a version) that answers the same requests;"
+                " its answers are not returned"
             },
             "--predictions": {
                 "metavar": "TOPIC",
-                "help": "where answers go, too, with their version",
+                "help": "Kafka topic to which answers are also written, with the model's version",
             },
-            "--from": {"dest": "source", "metavar": "TOPIC", "help": "answer its records, too"},
-            "--to": {"metavar": "TOPIC", "help": "where the answers of --from go, each once"},
+            "--from": {
+                "dest": "source",
+                "metavar": "TOPIC",
+                "help": "Kafka topic whose records are answered, too; requires --to",
+            },
+            "--to": {
+                "metavar": "TOPIC",
+                "help": "Kafka topic for the answers to records of --from, each written once",
+            },
             "--keys": {
                 "action": "store_true",
-                "help": "answer only who has an API key, of any role (`doll key create`)",
+                "help": "require an API key, of any role (`doll key create`)",
             },
         },
     ),
@@ -115,9 +128,12 @@ def command_line(service: str, arguments: Sequence[str] | None = None) -> argpar
         parser.add_argument("--job", help=job)
     for option, explained in options.items():
         parser.add_argument(option, **explained)  # type: ignore[arg-type]  # texts alone
-    name, called = socket.gethostname(), "for people; default: the host"
+    name, called = (
+        socket.gethostname(),
+        "name of this process, shown to people; if unset, the host's name",
+    )
     if service == "worker":
         name = f"{name}-{os.getpid()}"
-        called = "unique among the job's workers; default: host and process"
+        called = "unique name of this worker; if unset, host name and process id"
     parser.add_argument("--name", default=name, help=called)
     return parser.parse_args(arguments)

@@ -53,8 +53,8 @@ def check_redis_url(value: str) -> str:
         raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
     if not _is_whole(value):
         raise ValueError(
-            "is not a complete URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
-            " or put it into DOLL_REDIS_PASSWORD"
+            "is not a complete URL; in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
+            " or set the password in DOLL_REDIS_PASSWORD"
         )
     return value
 
@@ -139,132 +139,149 @@ class Settings(BaseModel):
         str,
         _legal(
             lambda value: "@" not in value or value.startswith(_EMBEDDED),
-            "must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD",
+            "must be host:port,...; set a password in DOLL_KAFKA_SASL_PASSWORD",
         ),
     ] = "localhost:9092"
-    """Addresses of the Kafka brokers: `host:port,host:port`, or `embedded:/its/socket`."""
+    """Addresses of the Kafka brokers, as `host:port,host:port`; for an embedded broker the path of
+    its socket, as `embedded:/path/to/socket`."""
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
-    """Protocol of consumer groups: `classic`, or `consumer` with Kafka 4 or later."""
+    """Protocol of Kafka's consumer groups: `classic`, or `consumer` with Kafka 4 or later."""
     kafka_replication: int = -1
-    """Replication factor of the topics that DOLL creates; -1 is the broker's default."""
+    """Replication factor of the Kafka topics that DOLL creates; -1 is the broker's default."""
     kafka_client_rack: str = ""
-    """Location of this process, in the terms of the brokers' `broker.rack`. Streams are read
-    from replicas there. `auto` takes the zone's id from the metadata service."""
+    """Rack of this process, as in the brokers' `broker.rack`: streams are read from replicas in
+    the same rack. `auto` takes the id of the EC2 zone from the metadata service. Optional. If
+    unset, streams are read from the partitions' leaders."""
     # May contain passwords, like the URL of Redis: neither is ever shown.
     kafka_properties: dict[str, str] = Field(default={}, repr=False)
-    """Properties of the Kafka client, one variable each: DOLL_KAFKA_SASL_USERNAME sets
+    """Properties of the Kafka client, one variable for each: DOLL_KAFKA_SASL_USERNAME sets
     `sasl.username`. See [security](../howto/security.md#kafka)."""
     schema_registry: dict[str, str] = Field(default={}, repr=False)
-    """URL of the schema registry (`URL`) and credentials for it (`BASIC_AUTH_USER_INFO`, ...).
-    See [security](../howto/security.md#schema-registry)."""
+    """Properties of the schema registry's client, one variable for each: DOLL_SCHEMA_REGISTRY_URL
+    for its URL, DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO for user name and password. See
+    [security](../howto/security.md#schema-registry)."""
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
         default="redis://localhost:6379", repr=False
     )
-    """URL of Redis: `redis://`, `rediss://` or `unix://`. It may name an ACL user:
-    `redis://doll@host`."""
+    """URL of Redis: `redis://host:port/db`, `rediss://` with TLS, or `unix://`. It may name an ACL
+    user: `redis://doll@host`."""
     redis_password: str = Field(default="", repr=False)
-    """Password for Redis, unless the URL contains it."""
+    """Password for Redis. Optional. If unset, the password in the URL, or none."""
     redis_ca: str = ""
-    """File of certificate authorities that `rediss://` trusts. Optional. If unset, the system's."""
+    """File with the certificate authorities to trust for `rediss://`. Optional. If unset, the
+    system's."""
     redis_cert: str = ""
-    """File of the client certificate, if Redis requires one."""
+    """File with the client certificate, if Redis requires one. Optional. If unset, none is
+    sent."""
     redis_key: str = ""
-    """File of the key for the certificate in DOLL_REDIS_CERT."""
+    """File with the private key of the certificate in DOLL_REDIS_CERT."""
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
-    """Storage for checkpoints: `file:///directory`, or `s3://bucket/prefix` on the server that
-    AWS_ENDPOINT_URL_S3 names (if unset, Amazon's)."""
+    """Object storage for checkpoints: `file:///directory`, or `s3://bucket/prefix` on the server
+    that AWS_ENDPOINT_URL_S3 names (if unset, Amazon's). Optional. If unset, there are no
+    checkpoints."""
     tasks: _Names = ()
-    """Entrypoints that jobs may use, separated by commas."""
+    """Entrypoints (`package.module:Class`) of tasks that jobs may use, separated by commas.
+    Optional. If unset, jobs may use only built-in tasks."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
-    """Memory of a coordinator per job, in MiB: for updates in flight if a job may have several,
-    and for tracking what its workers know with `compression`. An `asynchronous` job that sets
-    neither `staleness` nor `provisioning.workers` counts as eight updates."""
+    """Memory of a coordinator per job, in MiB, for updates in progress at the same time and for
+    tracking the weights of its workers with `compression`. A job that needs more is rejected. An
+    `asynchronous` job without `staleness` and `provisioning.workers` counts as eight updates."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device that computes gradients; `auto` is the GPU if there is one, otherwise the CPU."""
+    """Device on which a worker computes gradients; `auto` is the GPU if there is one, otherwise
+    the CPU."""
     threads: int = Field(default=0, ge=0)
-    """Number of CPU threads per gradient; 0 means all cores."""
+    """Number of CPU threads with which a worker computes a gradient; 0 means all cores."""
     notices: Literal["none", "ec2"] = "none"
-    """Source of notices that the machine will be preempted: `none` or `ec2`."""
+    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for the
+    instance metadata service."""
     # Not the AWS_ variable of the same purpose, because it often names a server that only issues
     # credentials and never shows a notice.
     metadata_endpoint: Annotated[
         str, _legal(_names_server, "must be http://host or http://host:port")
     ] = "http://169.254.169.254"
-    """URL of EC2's instance metadata service. The default is its link-local address."""
+    """URL of EC2's instance metadata service. The default is its usual link-local address."""
     # A gradient takes up to a few seconds, and a spot notice comes 120 s ahead. Together with its
     # last messages, a worker ends before Kubernetes kills it, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
-    """Maximum number of seconds that a leaving worker waits for gradients in progress."""
+    """Maximum time that a worker that is shutting down waits for its gradients in progress, in
+    seconds."""
     advertise: Annotated[
         str, _legal(_HOST.fullmatch, "must be a host's name or address, without a port")
     ] = ""
-    """Name or address of this machine for other workers, which connect to it to sum gradients
-    among themselves. Optional. If unset, the address from which this machine connects to Redis."""
+    """Host name or address at which other workers reach this worker, to sum gradients among
+    themselves (`aggregation: {mode: group}`). Optional. If unset, the address from which this
+    machine connects to Redis."""
     tier: Literal["reliable", "spot"] = "spot"
-    """`reliable` if this machine stays, `spot` if it may be preempted. Used for jobs with
-    `aggregation: {layout: slices}`."""
+    """Kind of this worker's machine: `reliable` if it stays, `spot` if it may be preempted. Used
+    for jobs with `aggregation: {layout: slices}`."""
     owner_pid: int = Field(default=0, ge=0)
-    """Id of a process; when it ends, this process ends, too. 0 means none."""
+    """Id of another process: when that process ends, this one ends, too. 0 means none."""
     market: str = ""
-    """Market file, which lists the machines that can be rented."""
+    """Path of the market file, which lists the machines that can be rented and their prices.
+    Optional. If unset, no machines can be rented."""
     fleet_directory: str = ""
-    """Directory for logs of machines that are local processes. Optional. If unset, a temporary
-    one."""
+    """Directory for the logs of rented machines that are local processes. Optional. If unset, a
+    temporary directory."""
     api_host: str = "127.0.0.1"
     """Address on which the admin service listens."""
     api_port: int = Field(default=8080, ge=0, le=65535)
     """Port on which the admin service listens; 0 means any free port."""
     api_tls_cert: str = ""
-    """File of the admin service's certificate chain, for https."""
+    """File with the admin service's TLS certificate chain. Optional. If unset, the service speaks
+    plain HTTP."""
     api_tls_key: str = ""
-    """File of the key for the certificate in DOLL_API_TLS_CERT."""
+    """File with the private key of the certificate in DOLL_API_TLS_CERT."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
-    """Maximum size of a request's body, in bytes."""
+    """Maximum size of a request's body that the admin service accepts, in bytes."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
-    """Addresses and networks of trusted proxies, separated by commas. Their X-Forwarded-For
-    header is used."""
+    """Addresses and networks of proxies that the admin service trusts, separated by commas: it
+    takes a client's address from their X-Forwarded-For header. Optional. If unset, none."""
     oidc_issuer: _Url = ""
-    """OpenID Connect issuer whose access tokens the admin service accepts, in addition to API
-    keys."""
+    """URL of the OpenID Connect issuer whose access tokens the admin service accepts, in addition
+    to API keys. Optional. If unset, it accepts only API keys."""
     oidc_audience: str = ""
-    """Required audience of access tokens."""
+    """Audience that the issuer's access tokens must have. Required if DOLL_OIDC_ISSUER is set."""
     oidc_groups: str = "groups"
-    """Claim of an access token that lists the user's groups."""
+    """Claim of the issuer's access tokens that lists the user's groups."""
     oidc_operators: _Names = ()
-    """Groups whose members are operators, separated by commas. All other users are viewers."""
+    """Groups of the issuer whose members are operators, separated by commas. All other users are
+    viewers. Optional. If unset, all users are viewers."""
     oidc_client_id: str = ""
-    """Client id with which the live page signs users in. Optional. If unset, the page has no
-    sign-in, and only programs use tokens."""
+    """Client id with which the live page signs users in at the issuer. Optional. If unset, the
+    page has no sign-in, and only programs use tokens."""
     oidc_client_secret: str = Field(default="", repr=False)
-    """Secret of the client that DOLL_OIDC_CLIENT_ID names, if it has one."""
+    """Secret of the client in DOLL_OIDC_CLIENT_ID. Optional. If unset, the client has none."""
     oidc_scope: str = "openid"
-    """Scopes that the live page requests, separated by spaces, so that tokens are issued for
-    DOLL_OIDC_AUDIENCE."""
+    """Scopes that the live page requests from the issuer, separated by spaces, so that the issuer
+    grants tokens for DOLL_OIDC_AUDIENCE."""
     mlflow: _Url = ""
-    """URL of the MLflow tracking server. An evaluator reports jobs with a `tracking` block
-    there."""
+    """URL of the MLflow tracking server to which evaluators report jobs with a `tracking` block.
+    Optional. If unset, nothing is reported."""
     mlflow_token: str = Field(default="", repr=False)
-    """Bearer token for the MLflow server."""
+    """Bearer token for the MLflow server. Optional. If unset, no token is sent."""
     mlflow_username: str = ""
-    """User name for the MLflow server, instead of a token."""
+    """User name for the MLflow server, instead of DOLL_MLFLOW_TOKEN. Optional. If unset, no user
+    name is sent."""
     mlflow_password: str = Field(default="", repr=False)
-    """Password of the MLflow user."""
+    """Password of the user in DOLL_MLFLOW_USERNAME."""
     api: _Url = "http://127.0.0.1:8080"
-    """URL of the admin service that the command line uses."""
+    """URL of the admin service to which the command line sends requests."""
     api_key: str = Field(default="", repr=False)
-    """API key that the command line sends to the admin service."""
+    """API key that the command line sends to the admin service. Optional. If unset, none is
+    sent."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port for metrics and health checks of a process; 0 means none."""
+    """Port on which this process serves metrics and health checks; 0 means that it serves none."""
     metrics_host: str = "127.0.0.1"
-    """Address for metrics and health checks of a process."""
+    """Address on which this process serves metrics and health checks."""
     traces: _Url = ""
-    """URL of an OpenTelemetry collector (OTLP over HTTP). One batch in a hundred is traced."""
+    """URL of the OpenTelemetry collector (OTLP over HTTP) that receives traces of one batch in a
+    hundred. Optional. If unset, nothing is traced."""
     log_format: Literal["console", "json"] = "console"
-    """Format of the log: `console` or `json`."""
+    """Format of this process's log: `console` for people, `json` for programs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
+    """Lowest level of the events that this process logs: `debug`, `info`, `warning` or `error`."""
 
     @property
     def embedded_kafka(self) -> str:
@@ -274,15 +291,17 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _legal_pairs(self) -> Self:
         if self.redis_password and holds_password(self.redis):
-            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one already")
+            raise ValueError(
+                "DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS has a password, too; remove one of them"
+            )
         certificates = self.redis_ca or self.redis_cert or self.redis_key
         if certificates and not self.redis.startswith("rediss://"):
-            raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
+            raise ValueError("DOLL_REDIS: must begin with rediss:// if certificates are set")
         if self.oidc_issuer and not self.oidc_audience:
             raise ValueError("DOLL_OIDC_AUDIENCE: is missing, but DOLL_OIDC_ISSUER is set")
         if self.oidc_issuer.startswith("http://") and not _LOOPBACK.match(self.oidc_issuer):
             raise ValueError(
-                "DOLL_OIDC_ISSUER: must be https: whoever is between could let people in"
+                "DOLL_OIDC_ISSUER: must begin with https://, or an attacker could forge tokens"
             )
         for name in ("redis", "api_tls"):
             cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
@@ -299,21 +318,21 @@ class Settings(BaseModel):
             raise ValueError(f"DOLL_MLFLOW_{lack}: is missing, but DOLL_MLFLOW_{have} is set")
         if self.mlflow_token and self.mlflow_username:
             raise ValueError(
-                "DOLL_MLFLOW_TOKEN: DOLL_MLFLOW_USERNAME is set, too: keep one of both"
+                "DOLL_MLFLOW_TOKEN: DOLL_MLFLOW_USERNAME is set, too; remove one of them"
             )
         if (self.mlflow_token or self.mlflow_username) and not self.mlflow:
-            raise ValueError("DOLL_MLFLOW: is missing: nobody would be shown the token or password")
+            raise ValueError("DOLL_MLFLOW: is missing, but a token or a password for it is set")
         return self
 
     @model_validator(mode="after")
     def _legal_registry(self) -> Self:
         url, properties = registry_variable_of("url"), self.schema_registry
         if properties and "url" not in properties:
-            raise ValueError(f"{url}: is missing, but others of the registry's variables are set")
+            raise ValueError(f"{url}: is missing, but other variables of the registry are set")
         if not all(_API.fullmatch(each.strip()) for each in properties.get("url", "").split(",")):
             password = registry_variable_of("basic.auth.user.info")
             raise ValueError(
-                f"{url}: must be http://host:port or https://host:port; a password goes to"
+                f"{url}: must be http://host:port or https://host:port; set a password in"
                 f" {password}"
             )
         return self
@@ -368,7 +387,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         if hidden := sorted(wrong & from_files):
             # The content may be meant for another variable, and be secret.
             raise UserError(
-                f"{hidden[0]}{SUFFIX}: the file holds no valid {hidden[0]} (which is not shown)"
+                f"{hidden[0]}{SUFFIX}: the file has no valid value for {hidden[0]} (not shown)"
             ) from None
         raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
 

@@ -71,27 +71,29 @@ class ModeSpec(SpecPart):
     """Synchronisation mode and its options: of the job, or of one of its rules."""
 
     mode: SynchronisationMode
-    """Synchronisation mode, with the same values as `synchronisation.mode`."""
+    """Synchronisation mode while the rule applies: one of the values of `synchronisation.mode`."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """s: largest number of versions that a gradient may be behind. For `stale` and
-    `asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for `asynchronous`."""
+    """Maximum staleness (s): number of updates that may lie between the weights of a gradient and
+    the update that contains it. For `mode: stale` and `mode: asynchronous`. Optional. If unset, 1
+    for `stale`, and 4 per live worker for `asynchronous`."""
     local_rate: Positive | None = None
-    """Learning rate of the steps that a worker takes on its own copy of the weights. Required
-    for `averaging`, optional for `asynchronous`."""
+    """Learning rate of the steps that a worker takes on its own copy of the weights between the
+    batches of one gradient message. Required for `mode: averaging`. Optional for `mode:
+    asynchronous`; if unset there, workers take no such steps. Not for other modes."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.staleness is not None and self.mode not in _STALE_MODES:
             raise ValueError(
-                f"staleness: nothing is stale where the mode is {self.mode}, got {self.staleness}:"
-                " leave it out, or take mode: stale"
+                f"staleness: requires mode stale or asynchronous, got mode {self.mode}; remove"
+                " staleness, or use mode: stale"
             )
         if self.local_rate is None and self.mode == "averaging":
-            raise ValueError("local_rate: averaging needs one, such as 0.1")
+            raise ValueError("local_rate: is missing; mode averaging requires it, for example 0.1")
         if self.local_rate is not None and self.mode not in _LOCAL_STEP_MODES:
             raise ValueError(
-                f"local_rate: workers take no steps of their own where the mode is {self.mode},"
-                f" got {self.local_rate:g}: leave it out, or take mode: averaging"
+                f"local_rate: requires mode averaging or asynchronous, got mode {self.mode}; remove"
+                " local_rate, or use mode: averaging"
             )
         return self
 
@@ -135,15 +137,16 @@ class WhenSpec(SpecPart):
     """Condition of a rule: exactly one of these fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The rule holds while workers compute for less than this share of their time, over the last
-    20 updates begun."""
+    """Share of their time, from 0 to 1: the rule applies while workers computed for less than this
+    share over the last 20 updates. Required unless `workers_from` is set."""
     workers_from: Count | None = None
-    """The rule holds while at least this number of workers is alive."""
+    """Number of workers: the rule applies while at least this number is alive. Required unless
+    `busy_below` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
         if (self.busy_below is None) == (self.workers_from is None):
-            raise ValueError("needs busy_below or workers_from, one of them")
+            raise ValueError("must have either busy_below or workers_from")
         return self
 
     def implies(self, other: WhenSpec) -> bool:
@@ -159,44 +162,46 @@ class RuleSpec(ModeSpec):
     """Synchronisation mode for updates that begin while a condition holds."""
 
     when: WhenSpec
-    """Condition of the rule. Once chosen, a rule stays in force for at least 20 updates. A rule
-    by `busy_below` then stays until a quarter of the workers is gone."""
+    """Condition under which the rule applies. Once chosen, a rule applies for at least 20 updates.
+    A rule with `busy_below` then applies until a quarter of the workers is gone."""
     group_size: Count | None = None
-    """K while the rule is in force. Optional. If unset, the job's `group_size`."""
+    """Number of batches per update (K) while the rule applies. Optional. If unset, the job's
+    `group_size`."""
     learning_rate: Positive | None = None
-    """Learning rate while the rule is in force. Optional. If unset, the job's rate; with `sgd`
-    or `momentum` and `reduction: mean`, it is multiplied by the rule's K / the job's K."""
+    """Learning rate while the rule applies. Optional. If unset, the job's rate; with `sgd` or
+    `momentum` and `reduction: mean`, multiplied by the rule's K and divided by the job's K."""
 
 
 class SynchronisationSpec(ModeSpec):
-    """Synchronisation between workers, and the age of the weights at which they compute."""
+    """Synchronisation between workers, and the maximum age of the weights that they use."""
 
     mode: SynchronisationMode = "synchronous"
-    """`synchronous` (the paper's): an update has K gradients, all computed at the previous
-    version; `stale`: a gradient may be up to `staleness` versions older; `asynchronous`: an
-    update has K gradients of a single worker, and no worker waits for another; `averaging`: a
-    worker takes local steps between the batches of one order, and an update averages the
-    resulting weights."""
+    """Synchronisation mode. `synchronous` (the paper's): an update has K gradients, all computed
+    with the weights of the previous version; `stale`: the weights may be up to `staleness` versions
+    older; `asynchronous`: an update has K gradients of a single worker, and no worker waits for
+    another; `averaging`: a worker takes steps on its own copy of the weights, and an update
+    averages the resulting weights."""
     damped: bool = False
-    """Divide the learning rate by 1 + the number of versions that the oldest gradient is behind.
-    For `stale` and `asynchronous`."""
+    """True to divide the learning rate of an update by 1 + its staleness: the number of updates
+    between the weights of its oldest gradient and itself. For `mode: stale` and `mode:
+    asynchronous`."""
     rules: tuple[RuleSpec, ...] = Field(default=(), exclude_if=operator.not_)
-    """Other modes, each with a condition. An update uses the first rule whose condition holds
-    when the update begins."""
+    """Rules that select another mode while their condition holds. An update uses the first rule
+    whose condition holds when the update begins; without such a rule, `mode` applies."""
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:
         if self.damped and self.mode not in _STALE_MODES:
             raise ValueError(
-                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
-                " mode: stale"
+                f"damped: requires mode stale or asynchronous, got mode {self.mode}; remove damped,"
+                " or use mode: stale"
             )
         for place, rule in enumerate(self.rules):
             for other, earlier in enumerate(self.rules[:place]):
                 if rule.when.implies(earlier.when):
                     raise ValueError(
-                        f"rules[{place}].when: can never count, since rules[{other}] holds whenever"
-                        " this does: leave one out, or put the narrower one first"
+                        f"rules[{place}].when: is never used, because rules[{other}] always holds,"
+                        " too, and comes first; remove one, or put the narrower one first"
                     )
         return self
 
@@ -224,13 +229,13 @@ class SynchronisationSpec(ModeSpec):
             at = "synchronisation" + (f".rules[{place}]" if place >= 0 else "")
             if mode.local_rate and k == 1:
                 raise ValueError(
-                    f"{at}.local_rate: with group_size 1 a worker is never asked for several"
-                    f" batches together, got {mode.local_rate:g}: leave it out, or raise group_size"
+                    f"{at}.local_rate: requires a group_size above 1, got 1; remove local_rate, or"
+                    " raise group_size"
                 )
             if mode.local_rate and optimizer not in PROPORTIONAL:
                 raise ValueError(
-                    f"{field}: what workers came to is averaged with sgd or momentum, got"
-                    f" {optimizer}: take one of these, or leave {at}.local_rate out"
+                    f"{field}: must be sgd or momentum with {at}.local_rate, got {optimizer};"
+                    " change it, or remove local_rate"
                 )
 
     def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
@@ -254,29 +259,30 @@ SYNCHRONOUS = SynchronisationSpec(mode="synchronous")
 
 
 class AggregationSpec(SpecPart):
-    """Component that sums gradients, takes the step and holds the weights."""
+    """Component that sums gradients, applies the optimizer and holds the weights."""
 
     mode: Literal["board", "group"] = "board"
-    """`board`: the coordinator does, with gradients that pass through Redis; `group`: the
-    workers do, among themselves. Workers of a group must reach each other on a private network:
-    see docs/howto/choosing.md."""
+    """Component that sums gradients and holds the weights. `board`: the coordinator, and gradients
+    pass through Redis; `group`: the workers themselves, which connect to each other and therefore
+    need a private network. See docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
-    """`replicas`: every worker holds all weights and optimizer state; `slices`: each slice of
-    the weights has owners, which alone hold its optimizer state and take its steps. For `mode:
-    group`."""
+    """Distribution of the weights over the workers. `replicas`: every worker holds all weights and
+    the complete optimizer state; `slices`: the weights are divided into 32 slices, and only the
+    owners of a slice hold its optimizer state and update it. For `mode: group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Machines that own slices: reliable machines (1); half of the spot machines (2); half of
-    the spot machines, while reliable machines only keep backups (3); `auto` chooses by the ratio
+    """Machines that own slices: reliable machines (1); half of the spot machines (2); half of the
+    spot machines, while reliable machines compute no gradients (3); `auto` chooses by the ratio
     of spot to reliable machines. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
-    """Number of workers that own slices; `auto` is half of the spot machines, at least one. For
-    `layout: slices`."""
+    """Number of workers that own slices, at least `owners`. `auto`: all reliable machines in stage
+    1, otherwise half of the spot machines. For `layout: slices`."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
-    """Number of owners of each slice. For `layout: slices`."""
+    """Number of workers that own each slice; all but one may be lost without loss of data. For
+    `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
     """Transport of gradients between workers: `gloo` is TCP between the machines' memory; `nccl`
-    is NCCL between GPUs, one per worker. To change from one to the other, change the job to
-    `mode: board` first. For `mode: group`."""
+    is NVIDIA's NCCL between GPUs, one per worker. To change from one to the other, first change
+    the job to `mode: board`. For `mode: group`."""
 
     @property
     def core(self) -> AggregationSettings:
@@ -295,13 +301,13 @@ class AggregationSpec(SpecPart):
         fields = type(self).model_fields.items()
         given = [name for name, field in fields if getattr(self, name) != field.default]
         if self.mode == "board" and given:
-            raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
+            raise ValueError(f"{given[0]}: requires mode: group, got board; remove it")
         # Checked here, or pydantic would report one error for each type of the union.
         if self.servers != "auto" and not 1 <= self.servers <= MOST:
             raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
         sliced = [name for name in _OF_SLICES if name in given]
         if self.layout == "replicas" and sliced:
             raise ValueError(
-                f"{sliced[0]}: every replica holds everything: leave it out, or take layout: slices"
+                f"{sliced[0]}: requires layout: slices, got replicas; remove it, or use slices"
             )
         return self

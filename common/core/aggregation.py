@@ -68,7 +68,7 @@ class BoardAggregation:
 
     def why_not(self, gradient: Gradient | GradientReady) -> str:
         """Return why a gradient does not count. It must contain its vector."""
-        return "" if isinstance(gradient, Gradient) else "its numbers stayed where they are"
+        return "" if isinstance(gradient, Gradient) else "the message contains no gradient vector"
 
     def is_rival(self, gradient: Gradient | GradientReady) -> bool:  # noqa: ARG002
         """Return False. Any process of a worker's name may compute."""
@@ -76,7 +76,9 @@ class BoardAggregation:
 
     def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
         """Reject a message of a group."""
-        return (do.Drop(reply, "of a group, and this job has none"),)
+        return (
+            do.Drop(reply, "the message is for a group of members, but this job does not use one"),
+        )
 
     def take_reborn(self) -> frozenset[WorkerId]:
         """Return no worker. A restarted process is as good as the old one."""

@@ -155,7 +155,7 @@ def audit(
     ):
         for batch in batches:
             if batch.offset in settled:
-                flaws.append(Flaw("used twice", f"batch {batch.offset} again in {what}"))
+                flaws.append(Flaw("used twice", f"batch {batch.offset} is used again in {what}"))
             if accepted.get(batch.offset) != batch.without_skipped():
                 flaws.append(Flaw("never claimed", f"batch {batch.offset} of {what}"))
             settled.add(batch.offset)
@@ -190,15 +190,21 @@ def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
     for update in updates:
         samples = sum(batch.samples for batch in update.batches)
         if update.samples != samples:
-            where = f"version {update.version} says {update.samples}, its batches have {samples}"
+            where = (
+                f"version {update.version} names {update.samples} samples, but its batches have"
+                f" {samples}"
+            )
             flaws.append(Flaw("miscounted", where))
         most = update.synchrony.staleness if update.synchrony else 0
         if update.staleness > most:
-            where = f"version {update.version} is {update.staleness} updates stale, allowed {most}"
+            where = (
+                f"version {update.version} has a staleness of {update.staleness} updates, allowed"
+                f" {most}"
+            )
             flaws.append(Flaw("too stale", where))
         if update.synchrony and len(update.batches) > update.synchrony.group_size:
             where = f"version {update.version} has {len(update.batches)} batches"
-            flaws.append(Flaw("too many", f"{where}, K was {update.synchrony.group_size}"))
+            flaws.append(Flaw("too many", f"{where}, but K was {update.synchrony.group_size}"))
     return flaws
 
 
@@ -266,7 +272,7 @@ def _tile(
         if span.place in by_place:
             by_place[span.place].append(span)
         else:
-            flaws.append(Flaw("foreign", f"{span} is not of this job"))
+            flaws.append(Flaw("foreign", f"{span} does not belong to this job"))
     frontier = dict(first)
     for place, found in by_place.items():
         furthest = Span(*place, first[place], first[place])

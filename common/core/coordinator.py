@@ -199,7 +199,9 @@ class Coordinator:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
                 if leader.unheard and self.leader is leader:
-                    yield from self._step_down("Kafka does not give back what it wrote")
+                    yield from self._step_down(
+                        "Kafka does not return the records that this leader wrote"
+                    )
             case events.CheckpointVerified(name) if leader is not None:
                 if name.epoch == leader.model.epoch:
                     yield do.AppendAudit(CheckpointStored(*name))
@@ -221,7 +223,9 @@ class Coordinator:
         if self._held:
             return
         if self._candidacy is not None and now - self._candidacy.since > CANDIDACY_S:
-            yield from self._step_down("its candidacy came to nothing")
+            yield from self._step_down(
+                "this coordinator stood for election and was not elected in time"
+            )
         if now >= self._lease_at + self._settings.lease_ttl_s / RENEWALS:
             self._lease_at = now
             yield do.AskLease(self._lifetimes * self._settings.lease_ttl_s)
@@ -236,9 +240,9 @@ class Coordinator:
     def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
         if not held:
             if self.leader is not None:
-                yield from self._deposed("the lease is held by another")
+                yield from self._deposed("another coordinator has the lease")
             elif self._candidacy is not None:
-                yield from self._step_down("the lease is held by another")
+                yield from self._step_down("another coordinator has the lease")
             self._searching_since = None
         elif self.leader is None and self._candidacy is None and not self._held:
             since = self._searching_since
@@ -256,7 +260,7 @@ class Coordinator:
         self._awaits = False
         match self._search.found(found, self._request, now):
             case Chosen(_, history) if self._limit is not None and history.epoch != self._limit_of:
-                yield from self._step_down("another has led since")
+                yield from self._step_down("another coordinator has led meanwhile")
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
@@ -349,9 +353,10 @@ class Coordinator:
             yield from self._lead_read(history, record, now, counts=counts)
         elif isinstance(record, UpdateApplied | Quarantined) and self._is_void(history, record):
             yield from self._hold(
-                f"the updates topic lost a record: number {history.number + 1} of those that this"
-                f" leader wrote is missing, number {record.number} is there; `doll job resume` goes"
-                " on from the last snapshot: what was learned since is learned again",
+                "the updates topic lost a record: of the records that this leader wrote, number"
+                f" {history.number + 1} is missing and number {record.number} is there; `doll job"
+                " resume` continues from the last snapshot and trains on the records since then"
+                " again",
                 "",
             )
         elif counts and self.leader is not None and record is not None:
@@ -381,7 +386,7 @@ class Coordinator:
             self._searching_since = now
             yield self._search.begin(self._limit)
         elif candidacy is not None and (own or (counts and not candidacy.candidacy_id)):
-            yield from self._step_down("somebody was faster")
+            yield from self._step_down("another coordinator was elected")
 
     def _lead(self, candidacy: _Candidacy, now: float) -> Iterator[CoordinatorCommand]:
         if self._history is None:
@@ -425,14 +430,16 @@ class Coordinator:
             self._failures, self._returned = self.leader.failure_counts, self.leader.returned
             self._stored, self._limit_of = self.leader.stored, self.leader.model.epoch
         self._reset()
-        yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
+        yield do.StepDown(
+            f"no worker holds the newest update, so training goes back to version {base.version}"
+        )
         self._searching_since, self._limit = now, base
         yield self._search.begin(base)
 
     def _hand_over(self, now: float) -> Iterator[CoordinatorCommand]:
         """Stand for election again, because the newest update is in storage for its new holders."""
         self._reset()
-        yield do.StepDown("others are to hold the weights from now on")
+        yield do.StepDown("the weights move to other holders")
         self._searching_since = now
         self._limit = None
         self._failures, self._returned, self._stored = {}, frozenset(), ()

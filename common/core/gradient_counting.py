@@ -191,7 +191,7 @@ class Rounds:
         """
         offsets = gradient.batches
         if len(offsets) != 1 and (len(set(offsets)) != len(offsets) or not offsets):
-            return None, "names a batch twice, or none"
+            return None, "the gradient names a batch twice, or no batch"
         round_ = self._of_any(offsets)
         reason = self._why_not(round_, gradient, version)
         if reason or round_ is None:
@@ -223,13 +223,16 @@ class Rounds:
         samples = 0
         for offset in offsets:
             if offset not in todo:
-                return f"batches {[each for each in offsets if each not in todo]} do not wait"
+                return (
+                    f"batches {[each for each in offsets if each not in todo]} wait for no gradient"
+                )
             samples += todo[offset].samples
         if round_ is None or gradient.samples != samples:
-            return "has not the batches' samples"
+            return "the gradient's number of samples is not that of its batches"
         if (local_rate := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
             return (
-                f"was taken on a walk at rate {local_rate:g}, not {round_.synchrony.local_rate:g}"
+                f"the gradient was computed with local rate {local_rate:g}, expected"
+                f" {round_.synchrony.local_rate:g}"
             )
         if taken_at == version:
             # The gradient does not shorten any deadline.
@@ -237,7 +240,7 @@ class Rounds:
         deadlines = self._deadlines(version, offsets)
         last = taken_at + round_.synchrony.staleness
         deadlines[round_.number] = min(deadlines[round_.number], last)
-        return "" if fits(deadlines.values(), version) else f"of version {taken_at}, too old"
+        return "" if fits(deadlines.values(), version) else f"version {taken_at} is too old"
 
     def requeue(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
         """Take an order back without blame: the worker leaves, or could not get data or model.
@@ -321,7 +324,9 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         had = rounds.requeue(failed.worker, failed.batches, version)
         # A late or duplicate report may refer to a task that was repaired since.
         if failed.reason == "task" and had:
-            return Verdict(hold=f"the task is wrong: {failed.detail}; mend it and resume the job")
+            return Verdict(
+                hold=f"the task is wrong: {failed.detail}; correct the task and resume the job"
+            )
         if failed.reason != "expired":
             return Verdict()
         return Verdict(tuple(round_.todo[o] for o, round_ in there.items()), "expired")
@@ -334,7 +339,7 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         if count >= max(2, (most + 1) // 2):
             rounds.not_finite.clear()
             return Verdict(
-                hold=f"diverged: {count} batches, one after the other, are not finite"
-                f" ({failed.detail}); lower the learning rate and start again"
+                hold=f"diverged: {count} batches in a row are not finite ({failed.detail}); lower"
+                " the learning rate and submit the job again"
             )
     return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")

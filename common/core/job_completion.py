@@ -79,5 +79,5 @@ class Completion:
             if loss <= settings.stop_loss:
                 return f"loss {loss:.4g} over the last {LOSS_WINDOW} updates"
         if self.stop_at is not None and now >= self.stop_at:
-            return "its deadline has come"
+            return "its deadline has passed"
         return ""

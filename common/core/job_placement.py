@@ -291,7 +291,7 @@ def elsewhere(view: PlacementView, demand: JobDemand) -> str:
     where = f"{', '.join(first)} and {last}" if first else last
     workers = places.total()
     who = "the worker is" if workers == 1 else f"the {workers:,} workers are"
-    return f"it is another job's turn: {who} at {where}"
+    return f"another job has its turn: {who} working for {where}"
 
 
 # --- one worker's part ------------------------------------------------------------------------
@@ -317,17 +317,19 @@ def next_step(view: PlacementView, worker: str) -> PlacementStep:
     me = next((it for it in view.workers if it.worker == worker), None)
     if me is None or me.pinned:
         return PlacementStep(
-            "", now=False, reason="it is for one job alone" if me else "it is not seen"
+            "",
+            now=False,
+            reason="the worker is reserved for one job" if me else "the worker is not registered",
         )
     if me.goes:
         return _confirmed(view, me)
     job = plan(view).get(worker)
     if job is None or job == me.job:
-        return PlacementStep("", now=False, reason="nobody needs it more")
+        return PlacementStep("", now=False, reason="no job needs the worker more")
     if not me.job:
         # No job loses a worker, so no announcement is needed.
-        return PlacementStep(job, now=True, reason="it was nowhere")
-    return PlacementStep(job, now=False, reason="it is needed there more")
+        return PlacementStep(job, now=True, reason="the worker had no job")
+    return PlacementStep(job, now=False, reason="the job needs the worker more")
 
 
 def _confirmed(view: PlacementView, me: WorkerPlacement) -> PlacementStep:
@@ -338,8 +340,8 @@ def _confirmed(view: PlacementView, me: WorkerPlacement) -> PlacementStep:
         (it.worker for it in there if it.goes == me.goes), key=lambda it: (_mixed(me.goes, it), it)
     )
     if over > 0 and me.worker in rivals[-over:]:
-        return PlacementStep("", now=False, reason="others fill the places there")
-    return PlacementStep(me.goes, now=True, reason="it is needed there more")
+        return PlacementStep("", now=False, reason="other workers fill the job's places")
+    return PlacementStep(me.goes, now=True, reason="the job needs the worker more")
 
 
 # --- freshness of records ---------------------------------------------------------------------

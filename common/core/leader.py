@@ -74,7 +74,7 @@ NO_RECOVERY = Recovery()
 NO_FAILURES: Mapping[int, int] = {}
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
-DIED = "poison: its workers died of it"
+DIED = "poison: its workers died while they computed it"
 # A tuple, because a union would be built again for each reply.
 _ANSWERS = (Gradient, GradientReady, Failed)
 # Longest plausible time of a gradient that was begun under an earlier leader. A worker that reports
@@ -381,7 +381,7 @@ class Leader:
                 yield from self._failed(reply)
             # The believed process computes this gradient, too.
             elif self._aggregation.is_rival(reply):
-                yield do.Drop(reply, "another process of its name is believed")
+                yield do.Drop(reply, "the leader accepts another process with the same worker name")
             elif reason := self._aggregation.why_not(reply):
                 self.rounds.requeue(reply.worker, reply.batches, reply.model.version)
                 yield do.Drop(reply, reason)
@@ -804,9 +804,9 @@ class Leader:
         too_many = "" if record.expired else self._poison.quarantined()
         if too_many:
             yield from self.hold(
-                f"{too_many} are {record.reason}; mend the task (and start its workers again: they"
-                " load it once) or its data, take the batches back with `doll job requeue`, and"
-                " resume the job",
+                f"{too_many} are {record.reason}; correct the task (and restart its workers, which"
+                " load it once) or the data, run `doll job requeue` for the batches, and resume"
+                " the job",
                 traceback,
             )
 

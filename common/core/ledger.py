@@ -160,12 +160,12 @@ class Ledger:
         """Return why a span cannot be claimed. Empty if it can."""
         claimed = self._claimed.get(place)
         if claimed is None:
-            return f"{place} is not of this job"
+            return f"{place} is no partition of this job"
         generation = self.generation(place) if self._opened else 0
         if span.generation != generation:
             return f"{span} is of generation {span.generation}, not {generation}"
         if claimed != span.start:
-            return f"{span} starts elsewhere than {claimed}"
+            return f"{span} must start at offset {claimed}"
         known = self._known.get(place)
         # Another worker may have claimed records of the log before it lost its tail.
         if known is not None and span.before != known.epoch and min(span.before, known.epoch) >= 0:
@@ -184,7 +184,7 @@ class Ledger:
         """Begin a partition's next generation. Return why not, or an empty text."""
         place = opened.partition
         if place.topic not in self._topics:
-            return f"{place} is not of this job"
+            return f"{place} is no partition of this job"
         if opened.after != self.generation(place):
             return f"{place} is of generation {self.generation(place)}, not {opened.after}"
         claimed = self._claimed.get(place, opened.start)

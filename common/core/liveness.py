@@ -16,10 +16,11 @@ REGISTRY_REFUSES = "registry-refuses"
 REGISTRY_LATE = "registry-late"
 REGISTRY_UNREACHABLE = "registry-unreachable"
 MISSING_SCHEMA = {
-    WAITING: "no registry gives a schema that can be used; see the worker's log",
-    REGISTRY_REFUSES: "the registry refuses this worker (status 401 or 403); see security.md",
-    REGISTRY_LATE: "the registry did not answer in time",
-    REGISTRY_UNREACHABLE: "the registry cannot be reached",
+    WAITING: "no schema registry returns a usable schema; see the worker's log",
+    REGISTRY_REFUSES: "the schema registry denies this worker access (status 401 or 403); see"
+    " docs/howto/security.md",
+    REGISTRY_LATE: "the schema registry did not answer in time",
+    REGISTRY_UNREACHABLE: "the schema registry cannot be reached",
 }
 # The worker is alive, and the linger of its open batch has passed, but the batch has fewer samples
 # than `min_batch`.
@@ -27,8 +28,8 @@ TOO_FEW = "too-few"
 STATUSES = (ALIVE, LEAVING, *MISSING_SCHEMA, TOO_FEW)
 # Reason for a worker without work, with the digests of both models.
 OTHER_MODEL = (
-    "its task's code builds another model than the job's (layout {}, expected {}); start it with"
-    " the version of the code that the job began with"
+    "its task builds another model than the job's (layout {}, expected {}); start this worker with"
+    " the version of the task's code that the job began with"
 )
 # Name under which a leader reports the jobs that have the workers its job waits for.
 TURN = "turn"
@@ -151,7 +152,7 @@ class Liveness:
         """Determine the workers that can get work."""
         own = self.digest
         self.left_out = {
-            worker: OTHER_MODEL.format(beat.digest or "not known", own)
+            worker: OTHER_MODEL.format(beat.digest or "unknown", own)
             for worker, beat in self._beats.items()
             if own and beat.digest != own
         }

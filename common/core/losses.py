@@ -62,24 +62,24 @@ def reason(
     anew = sorted({place.topic for place, each in lost.items() if each.recreated})
     sentences, costs = list[str](), list[str]()
     if anew:
-        sentences.append(f"{_listed(anew, 'topic')} deleted and created anew")
+        sentences.append(f"{_listed(anew, 'topic')} deleted and recreated")
         expire = sum(b.samples for b in waiting if any(s.topic in anew for s in b.address))
         costs.append(
-            "reads the new topic from its beginning (`--from latest`: only what comes from now on);"
-            f" {expire:,} records of the old one that wait to be trained expire"
+            "reads the new topic from its beginning (`--from latest`: only records that arrive"
+            f" from then on); {expire:,} records of the old topic that wait to be trained expire"
         )
     if cut:
         first = min(cut)
         sentences.append(
-            f"{first} lost records that Kafka had acknowledged: it was read up to"
-            f" {known(first):,}, and is another log from {cut[first]:,} on"
-            + (f"; so are {len(cut) - 1} more partitions" if len(cut) > 1 else "")
+            f"{first} lost records that Kafka had acknowledged: it was read up to offset"
+            f" {known(first):,}, but its log is another one from offset {cut[first]:,} on"
+            + (f"; {len(cut) - 1} more partitions lost records, too" if len(cut) > 1 else "")
         )
         gone = sum(max(known(place) - start, 0) for place, start in cut.items())
         expire = _above(cut, known, waiting)
         costs.append(
-            f"reads on where the logs part: {gone:,} records are gone, {gone - expire:,} of them"
-            f" were used, {expire:,} expire"
+            f"continues where the logs diverge: {gone:,} records are lost, {gone - expire:,} of"
+            f" them were trained, {expire:,} expire"
         )
     option = "--from earliest" if anew else "--after-loss"
     return f"{'; '.join(sentences)}; `doll job resume {option}` {', and '.join(costs)}"

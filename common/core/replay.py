@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 CLAIMS_LOST = (
-    "the control topic lost records that Kafka had acknowledged: the batch at {:,}, of which an"
-    " update was made, is not there any more; `doll job resume --after-loss` goes on from the best"
-    " snapshot that the control and the updates topic still cover: what was learned since is read"
-    " and learned again"
+    "the control topic lost records that Kafka had acknowledged: the batch at offset {:,}, which"
+    " an update contains, is missing; `doll job resume --after-loss` continues from the best"
+    " snapshot that the control and the updates topic still cover, and trains on the records since"
+    " then again"
 )
 
 

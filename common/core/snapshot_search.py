@@ -151,8 +151,9 @@ class SnapshotSearch:
         if missing and not (asked and (choice[0].by >= 0 or request.from_start)):
             option = " --from-start" if choice[0].by < 0 else ""
             return Missing(
-                f"{missing}; a coordinator looks again every {SEARCH_AGAIN_S:g} s; `doll job resume"
-                f" --after-loss{option}` goes on without it, from version {choice[0].made.version}"
+                f"{missing}; a coordinator searches again every {SEARCH_AGAIN_S:g} s; `doll job"
+                f" resume --after-loss{option}` continues without it, from version"
+                f" {choice[0].made.version}"
             )
         return self._judged(*choice, found.unreadable or missing, request)
 
@@ -175,9 +176,9 @@ class SnapshotSearch:
         if there and not torn:
             # Kafka lost records that it contains.
             return ""
-        why = "its weights are torn" if there else stored.torn.get(name, "")
+        why = "its weights are damaged" if there else stored.torn.get(name, "")
         if not why:
-            return stored.storage or "nothing is there"
+            return stored.storage or "nothing was found"
         if not self._is_torn_lately(name, now):
             return ""
         # The next search reads its weights again.
@@ -199,9 +200,9 @@ class SnapshotSearch:
         asked = request.after_loss > history.after_loss
         if unreadable and snapshot.by < 0 and not (asked and request.from_start):
             return Lost(
-                f"{unreadable}: bring them back and resume the job; or `doll job resume"
-                " --after-loss --from-start` begins again with version 0: all records are read and"
-                " trained again, as far as their topics keep them"
+                f"{unreadable}: restore them and resume the job; or `doll job resume --after-loss"
+                " --from-start` starts again from version 0: all records that the topics still"
+                " have are trained again"
             )
         better = [
             (each, why)
@@ -214,13 +215,13 @@ class SnapshotSearch:
         if asked and (snapshot.by >= 0 or request.from_start):
             return Chosen(snapshot, history, best.by, f"version {best.made.version}: {why}")
         again = best.samples - snapshot.samples
-        option, begins = "", "goes on from"
+        option, begins = "", "continues from"
         if snapshot.by < 0:
-            option, begins = " --from-start", "begins again with"
+            option, begins = " --from-start", "starts again from"
         return Lost(
             f"{why}; `doll job resume --after-loss{option}` {begins} version"
-            f" {snapshot.made.version} (of {best.made.version}), the best that both topics cover:"
-            f" {again:,} records are read and trained again, as far as their topics keep them"
+            f" {snapshot.made.version} (instead of {best.made.version}), the best that both topics"
+            f" cover: {again:,} records are trained again if the topics still have them"
         )
 
     def _look(self, source: Source) -> FindSnapshots:
@@ -255,7 +256,7 @@ def _why_lost(snapshot: Snapshot, found: SnapshotsFound, request: WantedChanged)
     leader has replayed them. If the owner reports a loss, these claims may be what was lost.
     """
     if snapshot.used and request.after_loss > snapshot.after_loss:
-        return "the control topic lost records of updates that it contains"
+        return "the control topic lost records of updates that the snapshot contains"
     return found.lost.get(snapshot.rank, "")
 
 

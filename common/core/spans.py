@@ -84,12 +84,12 @@ def address_of(spans: Iterable[Span]) -> Address:
     """
     address = tuple(sorted(spans))
     if not address:
-        raise ValueError("an address has at least one span")
+        raise ValueError("an address must have at least one span")
     for span in address:
         if not 0 <= span.start < span.end:
-            raise ValueError(f"span {span} is empty or backwards")
+            raise ValueError(f"the span {span} is empty or ends before its start")
     if len({span.place for span in address}) != len(address):
-        raise ValueError(f"two spans of {address} lie in one partition")
+        raise ValueError(f"the address {address} has two spans of one partition")
     return address
 
 

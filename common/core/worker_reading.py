@@ -53,7 +53,7 @@ COMMIT_S = 5.0
 
 
 # A reason for not reading.
-_FULL = "enough batches wait here"
+_FULL = "enough of this worker's batches wait"
 
 
 class _Lost(NamedTuple):
@@ -524,13 +524,13 @@ class Worker:
             return "leaving"
         unsettled = self._unsettled
         if unsettled is None:
-            return "no leader has taken a stand yet"
+            return "no coordinator has published the job's status yet"
         # This check alone usually decides, and it is cheap.
         enough = self._enough
         if len(self._held) >= enough and self._waiting >= enough:
             return _FULL
         if unsettled.waiting > (unsettled.live + 1) * self._settings.bound:
-            return "enough batches wait in the whole job"
+            return "enough batches of the job wait"
         return ""
 
     @property

@@ -90,7 +90,7 @@ class AvroReader:
             for each in (*references, text):
                 self._type = _parsed(msgspec.json.decode(each), "", names)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"it is no Avro schema: {error}") from error
+            raise UserError(f"the schema is not valid Avro: {error}") from error
 
     def paths(self) -> dict[Keys, None]:
         """Return the paths of all values, in the schema's order.
@@ -103,7 +103,7 @@ class AvroReader:
         """Read all records to their ends, and put the wanted values into their sinks."""
         _read(records, self._type, records.rows, wanted, 0)
         left = np.flatnonzero(records.left(records.rows))
-        records.refuse(left, "bytes follow what its schema describes")
+        records.refuse(left, "the record is longer than its schema describes")
 
 
 def _paths(type_: Type, above: Keys, within: tuple[AvroRecord, ...]) -> Iterator[Keys]:
@@ -192,7 +192,9 @@ def _read_items(
             counts = np.abs(counts)
         # Items that take no bytes would allow any count.
         if (many := counts > records.left(going)).any():
-            records.refuse(going[many], "an array in it has more items than it has bytes")
+            records.refuse(
+                going[many], "an array in the record has more items than the record has bytes"
+            )
         going, counts = going[(counts > 0) & ~many], counts[(counts > 0) & ~many]
         number_type = "" if array.keyed else _NUMBERS.get(getattr(array.items, "name", ""), "")
         if number_type and len(going) and (counts == counts[0]).all():
@@ -230,7 +232,7 @@ def _chosen(records: RecordBytes, rows: Rows, count: int, what: str) -> npt.NDAr
     which = records.zigzags(rows)
     wrong = (which < 0) | (which >= count)
     if wrong.any():
-        records.refuse(rows[wrong], f"it has a {what} that its schema lacks")
+        records.refuse(rows[wrong], f"the record has a {what} that its schema lacks")
         which = np.where(wrong, 0, which)
     return which
 
@@ -239,7 +241,7 @@ def _booleans(records: RecordBytes, rows: Rows, numbers: npt.NDArray[Any]) -> np
     """Return booleans of the same shape; refuse records with a byte other than 0 or 1."""
     wrong = np.any(numbers.reshape(len(rows), -1) > 1, axis=1)
     if wrong.any():
-        records.refuse(rows[wrong], "a boolean in it is neither 0 nor 1")
+        records.refuse(rows[wrong], "a boolean in the record is neither 0 nor 1")
     booleans: npt.NDArray[np.bool_] = numbers == 1
     return booleans
 
@@ -275,7 +277,7 @@ def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: 
         case str():
             full = _full(written, space)
             if full not in names:
-                raise ValueError(f"there is no type {full}")
+                raise ValueError(f"the schema has no type {full}")
             return names[full]
         case list():
             return Union(tuple(_parsed(each, space, names) for each in written))
@@ -301,7 +303,7 @@ def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: 
             return Primitive("bytes", int(written.get("scale", 0)))
         case {"type": inner}:
             return _parsed(inner, space, names)
-    raise ValueError(f"{written!r} names no type")
+    raise ValueError(f"{written!r} is not a type")
 
 
 def _full(name: str, space: str) -> str:

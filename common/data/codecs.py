@@ -128,7 +128,10 @@ class JsonCodec:
         check_columns(self._fields, records)
         for field in self._fields:
             if field.source is not None:
-                raise ValueError(f"field {field.name!r} is made of what a record holds: write that")
+                raise ValueError(
+                    f"field {field.name!r} is computed from other values of a record; write those"
+                    " values instead"
+                )
         names = [field.name for field in self._fields]
         columns = [records[name].tolist() for name in names]
         encode = msgspec.json.Encoder().encode
@@ -144,7 +147,7 @@ class JsonCodec:
             raise ValueError(_why_not(None, 0))
         record = msgspec.json.decode(value)
         if not isinstance(record, dict):
-            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record is wrong, not an argument
+            raise ValueError(f"a record must be a JSON object, got {type(record).__name__}")  # noqa: TRY004 -- the record is wrong, not an argument
         return [each for column in self._columns for each in column.values(record)]
 
 
@@ -203,7 +206,7 @@ class HashedJsonCodec:
         cells = {key: cell for key, cell in cells.items() if key not in self._named}
         several = [(key, cell) for key, cell in cells.items() if cell not in (None, "")]
         if len(several) > self._most:
-            raise ValueError(f"it has more features than {self._most}")
+            raise ValueError(f"the record has more than {self._most} features")
         for key, cell in several:
             if not isinstance(cell, str | int | float):
                 raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record is wrong, not an argument

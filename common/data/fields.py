@@ -111,7 +111,7 @@ class Field:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or set(self.name) & {'"', "\\"}:
             raise UserError(
-                f"field {self.name!r}: a name is printable, without quotes or backslash"
+                f"field {self.name!r}: a name must be printable, without quotes or backslashes"
             )
         if any(dimension < 1 for dimension in self.shape):
             raise UserError(f"field {self.name!r}: shape {list(self.shape)} has an empty dimension")

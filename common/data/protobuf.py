@@ -115,7 +115,7 @@ class ProtobufReader:
         for path, rows in _by_message(records).items():
             message = self._message(path)
             if message is None:
-                records.refuse(rows, "its file has no such message")
+                records.refuse(rows, "the schema has no message of the record's type")
             else:
                 _read(records, message, rows, wanted, 0)
 
@@ -146,7 +146,7 @@ def _by_message(records: RecordBytes) -> dict[tuple[int, ...], Rows]:
     if not counts.any():
         return {(0,): records.rows}
     if (wrong := (counts < 0) | (counts > _DEEPEST)).any():
-        records.refuse(records.rows[wrong], "it is of no message")
+        records.refuse(records.rows[wrong], "the record names no valid message type")
     paths: list[list[int]] = [[] for _ in records.rows]
     for step in range(int(counts[~wrong].max(initial=0))):
         these = records.rows[(counts > step) & ~wrong]
@@ -207,7 +207,7 @@ def _value(
     records: RecordBytes, of: _Field, want: Wanted, rows: Rows, wire: int, depth: int
 ) -> None:
     if wire != of.wire:
-        records.refuse(rows, f"its field {of.name} is not written as its schema says")
+        records.refuse(rows, f"the record's field {of.name} is not encoded as its schema says")
     elif of.message is not None:
         before = records.enter(rows, records.varints(rows).view(np.int64))
         _read(records, of.message, rows, want, depth + 1)
@@ -229,7 +229,7 @@ def _items(
         _value(records, of, Wanted(sink, {}), rows, wire, depth)
         return [(rows, sink.of(rows, len(records.rows)))] if want.sink is not None else []
     if wire != _SIZED:
-        records.refuse(rows, f"its field {of.name} is not written as its schema says")
+        records.refuse(rows, f"the record's field {of.name} is not encoded as its schema says")
         return []
     sizes = records.varints(rows).view(np.int64)
     size = int(sizes[0])
@@ -291,7 +291,7 @@ def _pass_over(records: RecordBytes, rows: Rows, wire: int) -> None:
     elif wire in _WIDTHS:
         records.pass_over(rows, _WIDTHS[wire])
     else:
-        records.refuse(rows, "it has a field of no number, or a group")
+        records.refuse(rows, "the record has a field without a number, or a group")
 
 
 def _file(text: str) -> FileDescriptorProto:
@@ -299,15 +299,15 @@ def _file(text: str) -> FileDescriptorProto:
         return FileDescriptorProto.FromString(b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError) as error:
         raise UserError(
-            "it is no descriptor in base64: registries give one for `format=serialized`, and"
-            " producers in Python register one"
+            "the schema is not a base64 descriptor; registries return one for `format=serialized`,"
+            " and Python producers register one"
         ) from error
 
 
 def _well_known(name: str) -> FileDescriptorProto:
     module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
     if not name.startswith(_COMES_WITH) or find_spec(module) is None:
-        raise UserError(f"it imports {name}, which the registry does not have")
+        raise UserError(f"the schema imports {name}, which the registry does not have")
     return FileDescriptorProto.FromString(import_module(module).DESCRIPTOR.serialized_pb)
 
 
@@ -338,7 +338,7 @@ def _linked(files: Iterable[FileDescriptorProto]) -> dict[str, _Message]:
         for each in described.field:
             if each.type_name and each.type_name not in found.keys() | symbols.keys():
                 raise UserError(
-                    f"its field {each.name} is of a type that is nowhere: {each.type_name}"
+                    f"the schema's field {each.name} has an unknown type, {each.type_name}"
                 )
             several = each.label == _KINDS.LABEL_REPEATED
             inner = found.get(each.type_name)

@@ -65,9 +65,12 @@ def read_records(
     """
     kind = _kind(path)
     if kind != ".csv" and (label is not None or leave_out or rows):
-        raise UserError(f"{path}: columns can be chosen for CSV files only")
+        raise UserError(f"{path}: columns can only be chosen in CSV files")
     if rows and label is not None:
-        raise UserError(f"{path}: rows are sent as they are: leave --label out")
+        raise UserError(
+            f"{path}: --label cannot be used with --rows, which sends rows unchanged; remove"
+            " --label"
+        )
     if kind == ".npz":
         return _read_npz(path)
     data = read_bytes(path)
@@ -107,8 +110,8 @@ def _kind(path: Path) -> str:
         if name.endswith(kind):
             return kind
     raise UserError(
-        f"{path}: no reader for this name; offered are .csv, .npz, CIFAR-10 .bin, LDA-C"
-        f" .dat and *{_IMAGES} beside *{_LABELS} (also .gz or .xz), and the built-in set `digits`"
+        f"{path}: unknown file type; use .csv, .npz, CIFAR-10 .bin, LDA-C .dat, *{_IMAGES} beside"
+        f" *{_LABELS} (also with .gz or .xz), or the built-in set `digits`"
     )
 
 

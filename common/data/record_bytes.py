@@ -125,7 +125,7 @@ class RecordBytes:
         wrong = (sizes < 0) | (sizes > self.left(rows))
         self._ends[rows] = np.where(wrong, before[rows], self.places(rows) + sizes)
         if wrong.any():
-            self.refuse(rows[wrong], "it ends too early")
+            self.refuse(rows[wrong], "the record ends too early")
         return before
 
     def leave(self, before: npt.NDArray[np.intp]) -> None:
@@ -144,12 +144,12 @@ class RecordBytes:
     def pass_over(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
         """Skip this number of bytes in each record."""
         if isinstance(sizes, np.ndarray) and (bad := sizes < 0).any():
-            self.refuse(rows[bad], "a length in it is negative")
+            self.refuse(rows[bad], "a length in the record is negative")
             sizes = np.where(bad, 0, sizes)
         room = self.left(rows)
         short = sizes > room
         if short.any():
-            self.refuse(rows[short], "it ends too early")
+            self.refuse(rows[short], "the record ends too early")
             sizes = np.where(short, 0, sizes)
         self._move(rows, sizes)
 
@@ -178,7 +178,7 @@ class RecordBytes:
                 if not len(going):
                     break
             else:
-                self.refuse(rows[going], "a number in it has more than 64 bits")
+                self.refuse(rows[going], "a number in the record has more than 64 bits")
                 numbers[going] = 0
                 sizes[going] = 0
         self.pass_over(rows, sizes)
@@ -216,7 +216,7 @@ class RecordBytes:
                 texts.append("")
                 wrong.append(row)
         if wrong:
-            self.refuse(np.array(wrong), "a text in it is not UTF-8")
+            self.refuse(np.array(wrong), "a text in the record is not UTF-8")
         return texts
 
     def _move(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:

@@ -35,9 +35,9 @@ def checked(records: Records, source: str) -> Records:
     """
     lengths = {name: len(array) if array.ndim else 0 for name, array in records.items()}
     if not lengths or 0 in lengths.values():
-        raise UserError(f"{source}: holds no records (fields and lengths: {lengths})")
+        raise UserError(f"{source}: contains no records (fields and lengths: {lengths})")
     if len(set(lengths.values())) > 1:
-        raise UserError(f"{source}: fields must have one length, found {lengths}")
+        raise UserError(f"{source}: all fields must have the same length, found {lengths}")
     return records
 
 

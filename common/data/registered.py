@@ -72,7 +72,9 @@ class RegisteredCodec:
         parts = list[DecodedColumns]()
         for frame, indexes in places.items():
             number = int.from_bytes(frame[1:])
-            reader = self._readers.get(frame, "the registry has no schema of its id")
+            reader = self._readers.get(
+                frame, "the schema registry has no schema with the record's id"
+            )
             if isinstance(reader, str):
                 skipped += [(index, reader) for index in indexes]
             else:
@@ -122,7 +124,9 @@ class RegisteredCodec:
         Raises:
             ValueError: Always.
         """
-        raise ValueError(f"records with a schema are written by its producer: {sorted(records)}")
+        raise ValueError(
+            f"records with a schema can only be written by their producer; found {sorted(records)}"
+        )
 
     def _read(
         self, reader: Reader, number: int, values: list[bytes], indexes: list[int]
@@ -157,7 +161,7 @@ def _protobuf(schema: Schema) -> Reader:
 
 
 _READERS: dict[SchemaKind, Callable[[Schema], Reader]] = {"AVRO": _avro, "PROTOBUF": _protobuf}
-_UNFRAMED = "no id of a schema stands before it: no serializer with a schema registry wrote it"
+_UNFRAMED = "the record does not begin with a schema id, so no schema-registry serializer wrote it"
 _EMPTY = "no value (a tombstone)"
 
 

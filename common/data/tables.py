@@ -30,7 +30,7 @@ Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
 # A number as JSON writes it, so 007 is a text.
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")
-_ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
+_ROWS = "use `--rows` to send rows unchanged, for the job's records.fields to parse"
 
 
 def table_records(
@@ -100,7 +100,7 @@ def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{source}: is not CSV in UTF-8: {error}") from error
     if not rows:
-        raise UserError(f"{source}: holds no rows")
+        raise UserError(f"{source}: contains no rows")
     width = len(rows[0])
     for number, row in enumerate(rows, start=1):
         if len(row) != width:
@@ -109,7 +109,7 @@ def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
     if not any(parses(float, cell) for cell in rows[0]):
         names, rows = [cell.strip() for cell in rows[0]], rows[1:]
     if not rows:
-        raise UserError(f"{source}: holds a header and no rows")
+        raise UserError(f"{source}: contains a header but no rows")
     cells = zip(*rows, strict=True)
     return names, [np.char.strip(np.array(column, dtype=np.str_)) for column in cells]
 
@@ -126,9 +126,9 @@ def _find(column: str, names: Sequence[str], source: str) -> int:
 def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
     numbers = _numbers(column)
     if numbers is None:
-        raise UserError(f"{where}: holds symbols: {_ROWS}")
+        raise UserError(f"{where}: must contain only numbers; {_ROWS}")
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
-        raise UserError(f"{where}: holds a number that is not finite as float32")
+        raise UserError(f"{where}: contains a number that is not finite as float32")
     return numbers.astype(np.float32)[:, np.newaxis]
 
 
@@ -137,9 +137,9 @@ def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:
         raise UserError(f"{where}: row {int(np.argmax(column == '')) + 1} has no label")
     numbers = _numbers(column)
     if numbers is None:
-        raise UserError(f"{where}: holds symbols: {_ROWS}")
+        raise UserError(f"{where}: must contain only numbers; {_ROWS}")
     if not (np.isfinite(numbers).all() and (numbers == np.floor(numbers)).all()):
-        raise UserError(f"{where}: labels are whole numbers, found fractions")
+        raise UserError(f"{where}: labels must be whole numbers, found fractions")
     return numbers.astype(np.int64)
 
 

@@ -110,7 +110,7 @@ def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_F
         done.parent.mkdir(exist_ok=True)
         lock = (done.parent / "lock").open("w")
     except OSError as error:
-        raise UserError(f"no place for jars in {done.parent}: {error}") from error
+        raise UserError(f"jars cannot be stored in {done.parent}: {error}") from error
     with lock:
         # Two test runs may call this at the same time.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,7 +119,9 @@ def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_F
             return jars
         maven = shutil.which("mvn")
         if maven is None:
-            raise UserError(f"no Maven here to fetch what {pom} names: install Maven 3")
+            raise UserError(
+                f"Maven was not found, which must fetch the packages of {pom}; install Maven 3"
+            )
         fetching()
         shutil.rmtree(jars, ignore_errors=True)
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
@@ -130,7 +132,7 @@ def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_F
         )
         if ended.returncode != 0:
             said = (ended.stdout + ended.stderr).strip()[-800:]
-            raise UserError(f"Maven could not fetch what {pom} names: {said}")
+            raise UserError(f"Maven could not fetch the packages of {pom}: {said}")
         done.write_text(pom.read_text())
         _see_to_archive(jars)
     return jars
@@ -328,7 +330,7 @@ def _see_to_archive(jars: Path) -> None:
 def main() -> None:
     """Run a broker in the foreground, for `make kafka`."""
     arguments = argparse.ArgumentParser(description="Run Apache Kafka on this machine.")
-    arguments.add_argument("--data", type=Path, required=True, help="folder to keep its logs in")
+    arguments.add_argument("--data", type=Path, required=True, help="folder for the broker's logs")
     arguments.add_argument("--port", type=int, default=9092)
     given = arguments.parse_args()
     with (

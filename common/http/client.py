@@ -71,12 +71,14 @@ class BoundedClient:
                 self._http.stream(method, url, **request) as answer,
             ):
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
-                    raise UnavailableError(f"{self._name} compresses its answer")
+                    raise UnavailableError(
+                        f"{self._name} sent a compressed answer, which is not accepted"
+                    )
                 async for part in answer.aiter_bytes():
                     body += part
                     if len(body) > ANSWER_BYTES:
                         raise UnavailableError(
-                            f"{self._name} answers with more than {ANSWER_BYTES:,} bytes"
+                            f"{self._name} sent an answer of more than {ANSWER_BYTES:,} bytes"
                         )
         except (TimeoutError, httpx2.TimeoutException) as error:
             raise LateError(f"{self._name} did not answer in {self._answer_s:g} s") from error

@@ -74,7 +74,7 @@ class Unchecked(NamedTuple):
         if self.begun:
             raise GivenError(
                 ("task",),
-                f"{self.why}; if the task is right, submit the job with `--unchecked`"
+                f"{self.why}; if the task is correct, submit the job with `--unchecked`"
                 " (`?unchecked=true`)",
             )
 
@@ -101,12 +101,12 @@ def built_apart(
     except subprocess.CalledProcessError as error:
         # SIGKILL may mean that memory ran out.
         if error.returncode < 0:
-            how = f"was ended by signal {-error.returncode} ({strsignal(-error.returncode)})"
+            how = f"was killed by signal {-error.returncode} ({strsignal(-error.returncode)})"
         else:
-            how = f"ended early, with status {error.returncode}"
+            how = f"ended early with status {error.returncode}"
         return CheckReport(unended=f"the check of the task {how}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return CheckReport(unended="the check of the task ended without an answer")
+        return CheckReport(unended="the check of the task ended without a result")
 
 
 def check_submission(
@@ -146,26 +146,26 @@ def check_submission(
     if size_mb > MAX_MODEL_MIB:
         raise GivenError(
             ("task",),
-            f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}: make it smaller",
+            f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}; make it smaller",
         )
     # Besides the model itself: a sum for each round that may be in flight, a spare, and the view.
     views, rounds = int(spec.compression is not None), spec.most_rounds
     needed_mb = (rounds + 2 + views) * size_mb
     if (rounds > 1 or views) and needed_mb > coordinator_memory_mib:
         assumed = (
-            f" ({UNKNOWN_WORKERS} workers are counted, as neither staleness nor"
-            " provisioning.workers says how many)"
+            f" (assuming {UNKNOWN_WORKERS} workers, because neither staleness nor"
+            " provisioning.workers is set)"
             if spec.provisioning is None
             and any(mode.staleness_per_worker for mode, _ in spec.synchronised.modes(1))
             else ""
         )
-        view = ", and what workers know with compression," if views else ""
+        view = " and the tracked weights of workers (compression)" if views else ""
         raise GivenError(
             ("synchronisation.staleness" if rounds > 1 else "compression",),
             f"{rounds} {'update' if rounds == 1 else 'updates'} in flight{assumed}{view} take"
-            f" {needed_mb:,.0f} MiB of a coordinator, more"
-            f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows:"
-            f" {'lower it' if rounds > 1 else 'leave it out'}, or allow more",
+            f" {needed_mb:,.0f} MiB of a coordinator's memory, more"
+            f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows;"
+            f" {'lower it' if rounds > 1 else 'remove it'}, or allow more",
         )
 
     return unchecked
@@ -173,7 +173,7 @@ def check_submission(
 
 def unasked(spec: JobSpec, allowed: Collection[str]) -> CheckReport:  # noqa: ARG001 -- instead of `built_apart`
     """Build nothing, because the request says so."""
-    return CheckReport(missing="the request says so")
+    return CheckReport(missing="the request asks for no check")
 
 
 def _looked_at(
@@ -183,7 +183,9 @@ def _looked_at(
 ) -> CheckReport:
     """Build a custom task, if this process may and can."""
     if spec.task.entrypoint not in allowed:
-        return CheckReport(missing=f"DOLL_TASKS does not list {spec.task.entrypoint} here")
+        return CheckReport(
+            missing=f"DOLL_TASKS of this process does not list {spec.task.entrypoint}"
+        )
     if find_spec("torch") is None:
         return CheckReport(missing="PyTorch is not installed here")
     return build(spec, allowed)

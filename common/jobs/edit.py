@@ -42,9 +42,7 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     tree = json.loads(spec.model_dump_json())
     for name, value in changed.items():
         if name not in CHANGEABLE:
-            raise UserError(
-                f'change: "{name}" cannot be changed; what can is {", ".join(CHANGEABLE)}'
-            )
+            raise UserError(f'change: "{name}" cannot be changed, only {", ".join(CHANGEABLE)}')
         *parents, last = _PATHS.get(name, name).split(".")
         part = tree
         for parent in parents:
@@ -61,8 +59,8 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     among, before = made.aggregation, spec.aggregation
     if made.grouped and spec.grouped and among and before and among.transport != before.transport:
         raise UserError(
-            f"change: aggregation.transport: a group that runs goes on with {before.transport}:"
-            f" change to aggregation: board first, then to {among.transport}"
+            f"change: aggregation.transport: cannot change from {before.transport} to"
+            f" {among.transport} directly; change to aggregation.mode: board first"
         )
     return made
 

@@ -33,7 +33,10 @@ def main(model: bytes, path: Path, allowed: Collection[str]) -> None:
     try:
         weights, about = unpack(model)
         if not {"task", "records"} <= about.keys():
-            raise UserError("the file does not say of which task and records its model is")
+            raise UserError(
+                "the model file has no task and records in its metadata; use a file of"
+                " `doll model pull`"
+            )
         described = _TASK.decode(about["task"])
         fields = RecordsSpec.model_validate_json(about["records"]).described()
         task = make_task(described.name, described.options, allowed)

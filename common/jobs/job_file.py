@@ -49,6 +49,7 @@ def check_options(spec: JobSpec) -> None:
         given = spec.task.options.get(option, size)
         if given != size:
             problem = (
-                f"the records have {size}, got {given}: change the field or the options of the task"
+                f"must be {size} as in the records, got {given}; change the field or the task's"
+                " option"
             )
             raise GivenError((f"task.{option}",), problem)

@@ -63,7 +63,7 @@ def parse_version(text: str) -> VersionSelector:
     if text in ("newest", "best"):
         return "newest" if text == "newest" else "best"
     if not (text.isascii() and text.isdigit()):
-        raise UserError(f'a version is a number, "newest" or "best", got "{text}"')
+        raise UserError(f'version: must be a number, "newest" or "best", got "{text}"')
     return int(text)
 
 
@@ -163,17 +163,19 @@ def _looking(
             kept += (each for each in look(board, report_skipped) if each.has_weights)
     except UnavailableError as error:
         away = str(error)
-        report_skipped(f"without the hot snapshots: {error}")
+        report_skipped(f"hot snapshots are skipped: {error}")
     if outside.settings.blobs:
         kept += in_storage(outside.open_blobs(), job, report_skipped)
     else:
-        report_skipped("without checkpoints: DOLL_BLOBS names no object storage")
+        report_skipped("checkpoints are skipped: DOLL_BLOBS names no object storage")
     try:
         # Read after what is kept: a snapshot is published only after its updates.
         yield kept, read_decoded(log, topics.updates_topic(job), decode_audit)
     except NotFoundError as error:
         if away:
-            raise UnavailableError(f"{error}; hot snapshots are not known: {away}") from error
+            raise UnavailableError(
+                f"{error}; hot snapshots in Redis could not be read: {away}"
+            ) from error
         raise
 
 
@@ -198,7 +200,7 @@ def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]
         try:
             found.append(in_hand(from_bytes(data)))
         except CorruptError as error:
-            report_skipped(f"without a hot snapshot: {error}")
+            report_skipped(f"a hot snapshot is skipped: {error}")
     return found
 
 
@@ -216,7 +218,7 @@ def heads_on_board(
         try:
             saved = from_head(data, head_bytes)
         except CorruptError as error:
-            report_skipped(f"without a hot snapshot: {error}")
+            report_skipped(f"a hot snapshot is skipped: {error}")
             continue
         # The head is longer than `head_bytes`, or the snapshot is torn.
         if saved is None:
@@ -234,7 +236,7 @@ def in_storage(blobs: Blobs, job: str, report_skipped: ReportSkipped) -> list[Fo
     """
     found = from_store(CheckpointStore(blobs, job))
     for name, reason in found.unreadable.items():
-        report_skipped(f"without the checkpoint {format_model_id(name)}: {reason}")
+        report_skipped(f"the checkpoint {format_model_id(name)} is skipped: {reason}")
     return list(found.readable.values())
 
 
@@ -256,7 +258,7 @@ def pick(
         try:
             return stored, stored.trainer()
         except CorruptError as error:
-            report_skipped(f"without {stored.title}: {error}")
+            report_skipped(f"{stored.title} is skipped: {error}")
             counting.remove(stored)
     raise _not_kept(counting, selector)
 
@@ -276,5 +278,5 @@ def _ranked(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> lis
 def _not_kept(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> NotFoundError:
     versions = sorted({stored.snapshot.made.version for stored in counting})
     listed = ", ".join(map(str, versions)) or "none yet"
-    what = f"no version {selector}" if isinstance(selector, int) else "no model"
-    return NotFoundError(f"{what} is kept that counts by the audit; kept: {listed}")
+    what = f"version {selector} of the model" if isinstance(selector, int) else "a model"
+    return NotFoundError(f"{what} is not kept, or was rolled back; kept versions: {listed}")

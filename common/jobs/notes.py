@@ -17,15 +17,14 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
     notes = list[str]()
     if spec.grouped:
         notes.append(
-            "aggregation.mode: workers add up among themselves over connections that are neither"
-            " encrypted nor authenticated: they need a private network, and DOLL_BLOBS"
+            "aggregation.mode: workers of a group connect to each other without encryption and"
+            " authentication; they need a private network, and object storage in DOLL_BLOBS"
         )
     stalest = max((mode.fixed_staleness for mode, _ in _stale(spec)), default=0)
     if stalest > FRESH:
         notes.append(
-            f"synchronisation.staleness: above {FRESH} there is rarely more speed, and gradients of"
-            f" weights as old as {stalest} updates may cost more records than they save: try 1"
-            " first"
+            f"synchronisation.staleness: values above {FRESH} rarely make training faster, and"
+            f" with {stalest} the same loss may need more records; try 1 first"
         )
     asked = spec.provisioning
     if asked is not None and (note := window_note(spec, asked.workers)):
@@ -43,9 +42,9 @@ def window_note(spec: JobSpec, workers: int | None) -> str:
     if not workers or workers * spec.waiting_bound >= needed:
         return ""
     return (
-        f"waiting_batches: {spec.waiting_bound} of each of {workers} workers are fewer than the"
-        f" {needed} batches, (s + 2) K, without which staleness is of no use: submit it with"
-        f" {-(-needed // workers)} or without the field; of a job that runs, lower group_size or"
+        f"waiting_batches: stale updates overlap only if (s + 2) K = {needed} batches may wait, but"
+        f" {workers} workers with {spec.waiting_bound} each allow fewer; set it to"
+        f" {-(-needed // workers)} or remove it. If the job is running, lower group_size or"
         " staleness"
     )
 

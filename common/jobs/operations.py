@@ -248,8 +248,8 @@ class JobOperations(JobStore):
     def _check_new(self, spec: JobSpec, taken: JobRecord | FreeName | None) -> int:
         if isinstance(taken, JobRecord):
             raise ConflictError(
-                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: choose another'
-                " name"
+                f'name: there is already a job "{spec.name}", which is {taken.wanted}; choose'
+                " another name"
             )
         _check_streams(spec, self._log)
         _check_group(spec)
@@ -276,8 +276,8 @@ class JobOperations(JobStore):
             # Otherwise the acceptance would apply to the next loss.
             name = record.spec.name
             raise ConflictError(
-                f'the job "{name}" is not held: there is no loss for it to go on after; resume it'
-                f" with `doll job resume {name}`"
+                f'after_loss: the job "{name}" is not held, so there is no loss to accept; resume'
+                f" it with `doll job resume {name}`"
             )
         self._log.create_topics(_own_topics(record.id))
         record = self._noted(record, "resumed after loss", reason, self.by)
@@ -302,8 +302,8 @@ class JobOperations(JobStore):
         for place, end in ends.items():
             if end > 0:
                 raise ConflictError(
-                    f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
-                    f" choose another name; if Kafka has lost that job's record, {RESTORE}"
+                    f'name: the topic {place.topic} has records of an earlier job "{spec.name}";'
+                    f" choose another name. If Kafka has lost that job's record, {RESTORE}"
                 )
         wanted = [*own, table_topic(topics.JOBS)]
         refused = list[str]()
@@ -314,8 +314,8 @@ class JobOperations(JobStore):
         # The topics existed before, or their settings were changed.
         if lossy:
             raise ConflictError(
-                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; set that right"
-                f" and submit again: {topics.remedy(lossy)}"
+                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; correct these"
+                f" settings and submit again: {topics.remedy(lossy)}"
             )
 
 
@@ -339,7 +339,7 @@ def _stopped(record: JobRecord) -> JobRecord:
     if record.wanted != "stopped":
         name = record.spec.name
         raise ConflictError(
-            f'the job "{name}" is {record.wanted}: stop it first, with `doll job stop {name}`'
+            f'the job "{name}" is {record.wanted}; stop it first, with `doll job stop {name}`'
         )
     return record
 
@@ -383,7 +383,9 @@ def _all(
     found = ask(places)
     if len(found) < len(places):
         silent = ", ".join(str(place) for place in places if place not in found)
-        raise UnavailableError(f"Kafka does not say where these partitions begin or end: {silent}")
+        raise UnavailableError(
+            f"Kafka did not return the first or last offsets of these partitions: {silent}"
+        )
     return found
 
 
@@ -398,7 +400,7 @@ def _check_streams(spec: JobSpec, log: Log) -> None:
             log.partitions(stream)
         except UnknownTopicError as error:
             raise UserError(
-                f'job file: streams: there is no topic "{stream}" in this Kafka; create it, for'
+                f'job file: streams: there is no topic "{stream}" in Kafka; create it, for'
                 f" example with `doll produce SOURCE --topic {stream} --create-partitions 4`"
             ) from error
 
@@ -412,9 +414,9 @@ def _check_group(spec: JobSpec) -> None:
     most = most_group_size(spec.streams)
     if spec.largest_group > most:
         raise UserError(
-            f"job file: group_size: must be at most {most}, got {spec.largest_group}: the record of"
-            " an update names all of its batches, and Kafka takes a megabyte; take larger batches"
-            " (batch_size) instead of more"
+            f"job file: group_size: must be at most {most}, got {spec.largest_group}, because the"
+            " record of an update names all of its batches and must fit into 1 MB; use larger"
+            " batches (batch_size) instead"
         )
 
 
@@ -427,7 +429,6 @@ def _check_size(record: JobRecord) -> None:
     size = len(encode_entry(record))
     if size > SUBMITTED_BYTES:
         raise UserError(
-            f"job file: streams: the job and where its {len(record.first)} partitions begin take"
-            f" {size} bytes in the jobs topic, and {SUBMITTED_BYTES} fit: split it into jobs of"
-            " fewer streams"
+            f"job file: streams: the job's record, with {len(record.first)} partitions, must have"
+            f" at most {SUBMITTED_BYTES} bytes, got {size}; split it into jobs with fewer streams"
         )

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 # Fields of the API's responses.
 Count = Annotated[int, Field(ge=0)]
-Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
+Stream = Annotated[str, Field(description="Kafka topic of the data stream.", examples=["clinic-a"])]
 
 # --- states --------------------------------------------------------------------------------------
 
@@ -593,11 +593,21 @@ class StreamAnswer(BaseModel):
     """A data stream as this job sees it."""
 
     stream: Stream
-    partitions: Count = Field(description="That the job reads.")
-    rate_per_s: float | None = Field(description="Records that arrive.")
-    lag: Count | None = Field(description="Records in no update yet.")
-    settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
-    dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
+    partitions: Count = Field(description="Number of partitions of the stream that the job reads.")
+    rate_per_s: float | None = Field(
+        description="Records per second that arrive in the stream; null if unknown."
+    )
+    lag: Count | None = Field(
+        description="Number of records in the stream that no update contains yet; null if unknown."
+    )
+    settled: Count | None = Field(
+        description="Number of records of the stream that are settled (trained, skipped, expired or"
+        " in quarantine) and covered by a checkpoint; null if unknown."
+    )
+    dead_lettered: Count = Field(
+        description="Number of records of the stream that could not be decoded or whose batch is in"
+        " quarantine."
+    )
 
 
 def partitions_of(record: JobRecord, claimed: Positions) -> set[Partition]:
@@ -800,59 +810,99 @@ SHOWN_UPDATES = 20
 class SynchronyAnswer(BaseModel):
     """Synchronisation of updates: batches per update, and age of their gradients."""
 
-    mode: SynchronisationMode = Field(description="As in a job file.")
-    group_size: Count = Field(description="K, batches per update.")
-    staleness: Count = Field(description="s: so many updates may lie between both.")
+    mode: SynchronisationMode = Field(
+        description="Synchronisation mode of the workers, as in a job file."
+    )
+    group_size: Count = Field(description="Number of batches per update (K).")
+    staleness: Count = Field(
+        description="Maximum staleness (s): number of updates that may lie between the weights of a"
+        " gradient and the update that contains it."
+    )
 
 
 class Numbers(BaseModel):
     """Progress of a job; values that are not known are null."""
 
-    version: Count = Field(description="J, updates made so far.", examples=[412])
+    version: Count = Field(
+        description="Newest version of the model (J): number of updates so far.", examples=[412]
+    )
     updates: float = Field(
-        description="Of the job's own K that these come to, whatever K they were made with: what"
-        " `stop.updates` counts.",
+        description="Number of updates so far as `stop.updates` counts them: an update with another"
+        " number of batches than the job's K counts in proportion.",
         examples=[412.0],
     )
-    samples: Count = Field(description="Records trained.", examples=[2109440])
-    loss: float | None = Field(description="Mean per sample over the last updates.")
-    metrics: dict[str, float] = Field(
-        description="Likewise, such as prequential accuracy; auc, calibration_error, f1, precision"
-        " and recall are of the records of the last minute."
+    samples: Count = Field(
+        description="Number of records that the model was trained on.", examples=[2109440]
     )
-    updates_per_s: float | None = Field(description="Over the last 10 s.")
-    samples_per_s: float | None = Field(description="Over the last 10 s.")
-    lag: Count | None = Field(description="Records in the streams and in no update yet.")
-    workers: Count | None = Field(description="That send heartbeats.")
+    loss: float | None = Field(
+        description="Mean loss per record over the last 20 updates; null before the first update."
+    )
+    metrics: dict[str, float] = Field(
+        description="Metrics by name, on records before the model learned from them: auc,"
+        " calibration_error, f1, precision and recall over the records of the last minute; others,"
+        " such as accuracy, as means per record over the last 20 updates."
+    )
+    updates_per_s: float | None = Field(
+        description="Updates per second over the last 10 seconds; null before the first update."
+    )
+    samples_per_s: float | None = Field(
+        description="Records trained per second over the last 10 seconds; null before the first"
+        " update."
+    )
+    lag: Count | None = Field(
+        description="Number of records in the streams that no update contains yet; null if unknown."
+    )
+    workers: Count | None = Field(
+        description="Number of workers that send heartbeats; null if Redis is unavailable."
+    )
     synchrony: SynchronyAnswer = Field(
-        description="Of the newest update, or as the job's settings are since."
+        description="Synchronisation of the newest update; if the job's settings were changed since"
+        " then, the synchronisation of the next one."
     )
     learning_rate: float | None = Field(
-        description="Of the newest update, by the job's rate, its schedule and its synchronisation;"
-        " null: an earlier version of DOLL made it.",
+        description="Learning rate of the newest update, with its schedule and synchronisation"
+        " applied; null if the update was made by an old version of DOLL that did not record it.",
         examples=[0.002],
     )
     stale: Count | None = Field(
-        description="Updates between the oldest gradient of the newest update and itself."
+        description="Staleness of the newest update: number of updates between the weights of its"
+        " oldest gradient and the update itself; null before the first update."
     )
     note: str = Field(
-        description="Why updates wait for each other in vain; empty where they do not.",
+        description="Warning that the job's settings keep updates from overlapping as"
+        " `synchronisation` intends; empty if they do not.",
         examples=[""],
     )
-    waiting: Count | None = Field(description="Batches that wait for an update.")
-    skipped: Count = Field(description="Records that did not decode.")
-    quarantined: Count = Field(description="Batches that were given up.")
-    requeueable: Count = Field(description="Of these, those that an operator may take back.")
-    expired: Count = Field(description="Records that Kafka deleted before they were trained.")
-    lost: Count = Field(description="Records that were trained, and that Kafka lost afterwards.")
+    waiting: Count | None = Field(
+        description="Number of accepted batches that wait for an update; null if unknown."
+    )
+    skipped: Count = Field(
+        description="Number of records that could not be decoded and were skipped."
+    )
+    quarantined: Count = Field(
+        description="Number of batches in quarantine, which were given up without training."
+    )
+    requeueable: Count = Field(
+        description="Number of batches in quarantine that an operator can requeue."
+    )
+    expired: Count = Field(
+        description="Number of records that Kafka deleted before the model was trained on them."
+    )
+    lost: Count = Field(
+        description="Number of records that the model was trained on and that Kafka lost"
+        " afterwards."
+    )
     whole: bool = Field(
-        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
-        " `quarantined`, `expired` and `lost` are of the rest."
+        description="True if `samples`, `skipped`, `quarantined`, `expired` and `lost` cover the"
+        " job's entire history. False if Kafka no longer has its beginning; they then cover the"
+        " rest."
     )
     led: bool | None = Field(
-        description="Whether a coordinator leads the job; null: Redis is unavailable."
+        description="True if a coordinator leads the job; null if Redis is unavailable."
     )
-    last_update_s: float | None = Field(description="When the last update was made, since 1970.")
+    last_update_s: float | None = Field(
+        description="Time of the newest update, in seconds since 1970; null if unknown."
+    )
 
 
 class JobProgress:
@@ -1106,7 +1156,7 @@ class JobProgress:
     def _leaderless(self, now: float) -> State | None:
         look, spec = self.seen, self.record.spec
         if not look.at_s:
-            return State("waiting for a coordinator", "it has not been looked at yet")
+            return State("waiting for a coordinator", "its state has not been read yet")
         if look.led is None:
             if not self._quiet(now):
                 # Updates come, so a coordinator leads, although Redis cannot show it.
@@ -1116,14 +1166,14 @@ class JobProgress:
         unable = "; ".join(filter(None, [self._unable(""), *self._outage_sentences()]))
         if look.led:
             if look.leader_status is None and self._quiet(now):
-                return State("waiting for a coordinator", unable or "one is taking over")
+                return State("waiting for a coordinator", unable or "a coordinator is taking over")
             return None
         if why := unable:
             pass
         elif self.version:
-            why = "none leads it now: another takes over within seconds, if one runs"
+            why = "no coordinator leads the job; if another one runs, it takes over within seconds"
         else:
-            why = f"none leads {spec.name} yet: `doll coordinator` starts one"
+            why = f"no coordinator leads {spec.name} yet; `doll coordinator` starts one"
         return State("waiting for a coordinator", why)
 
     def _workerless(self) -> State | None:
@@ -1183,8 +1233,8 @@ class JobProgress:
         holds = self._history.known_slices
         if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
             return None
-        why = "`aggregation` was changed, and nothing is learned until the newest version is stored"
-        return State("degraded", f"{why}: if that lasts, is object storage reachable?")
+        why = "`aggregation` was changed, and training waits until the newest version is stored"
+        return State("degraded", f"{why}; if that takes long, check object storage")
 
     def _degradation(self, now: float) -> State | None:
         degraded = self._degraded()
@@ -1206,8 +1256,8 @@ class JobProgress:
         recent = self.claims.recent
         for stream, of_stream in self.claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
-                why = f"of the last {of_stream.records:,} records of {stream}"
-                why += f" {of_stream.skipped:,} did not decode"
+                why = f"{of_stream.skipped:,} of the last {of_stream.records:,} records of {stream}"
+                why += " could not be decoded"
                 reasons = of_stream.summary()
                 return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
@@ -1216,7 +1266,10 @@ class JobProgress:
             return None
         parts = [
             f"{count:,} {what}"
-            for count, what in ((skipped, "did not decode"), (quarantined, "were quarantined"))
+            for count, what in (
+                (skipped, "could not be decoded"),
+                (quarantined, "were quarantined"),
+            )
             if count
         ]
         return State(
@@ -1238,8 +1291,8 @@ class JobProgress:
             return None
         if lag == 0:
             if self._ends.between({}, self._ends.ends or {}) == [0] * len(self._ends.names):
-                return State("waiting for records", "none has come yet")
-            return State("drained", "all records are settled, and none arrives")
+                return State("waiting for records", "no record has arrived yet")
+            return State("drained", "all records are settled, and no new ones arrive")
         group_size = self._synchrony().group_size
         missing, too_few = group_size - waiting, len(self.seen.too_few)
         unreadable = self._unreadable()
@@ -1256,8 +1309,8 @@ class JobProgress:
             why = f"{records} {waits}: batch normalization needs two{where}"
         else:
             why = (
-                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,}:"
-                f" {_counted(waiting, 'batch')} and {records} are there"
+                f"an update needs {_counted(group_size, 'batch')} of {spec.batch_size:,} records;"
+                f" {_counted(waiting, 'batch')} and {records} are waiting"
             )
         if unreadable:
             why += f"; not readable yet: {_counted(unreadable, 'offset')}"

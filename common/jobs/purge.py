@@ -144,8 +144,8 @@ def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
     with suppress(OutsideError), closing(outside.open_board(job)) as board:
         if board.is_leased():
             raise ConflictError(
-                f'the job "{name}" is just being stopped: its leader writes a last checkpoint; try'
-                " again in some seconds"
+                f'the job "{name}" is still stopping: its leader writes a last checkpoint; try'
+                " again in a few seconds"
             )
 
 

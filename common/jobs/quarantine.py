@@ -33,22 +33,28 @@ Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
 class QuarantinedBatchAnswer(BaseModel):
     """A quarantined batch."""
 
-    batch: Count = Field(description="What it is called: its offset in the control topic.")
-    records: Count = Field(description="That it holds.")
+    batch: Count = Field(
+        description="Number of the batch: offset of its claim in the job's control topic."
+    )
+    records: Count = Field(description="Number of records in the batch.")
     spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
-        description="What it is made of: topic, partition, first position and the one after the"
-        " last.",
+        description="Address of the batch's records. For each partition: topic, partition, first"
+        " offset, and the offset after the last record.",
         examples=[[["clinic-a", 0, 128, 192]]],
     )
     reason: str = Field(
-        description="Why it was given up.", examples=["poison: raised: KeyError: 'label'"]
+        description="Reason why the batch was quarantined.",
+        examples=["poison: raised: KeyError: 'label'"],
     )
-    final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
+    final: Final = Field(
+        description="Reason why the batch cannot be requeued: `expired` (its records are deleted)"
+        " or `replayed` (its records were written to the stream again). Empty if it can."
+    )
 
 
 _FINAL: dict[Final, str] = {
     "expired": "expired: its records are deleted",
-    "replayed": "was replayed: its records are new ones now",
+    "replayed": "was replayed: its records were written to the stream again",
 }
 
 
@@ -82,8 +88,8 @@ class Quarantine:
             return
         if start > 0:
             raise ConflictError(
-                f"{self._topic} begins at {start}: what was quarantined before is not known any"
-                " more, and so not what may be taken back (keep this topic without retention)"
+                f"{self._topic} begins at offset {start}: earlier quarantined batches are unknown,"
+                " so none can be requeued; this topic must have no retention"
             )
         self._read()
 
@@ -117,7 +123,7 @@ class Quarantine:
             if offset not in found:
                 raise ConflictError(
                     f"batch {offset} of {self._name} is not quarantined; `doll job requeue"
-                    f" {self._name}` lists what is"
+                    f" {self._name}` lists the quarantined batches"
                 )
             if found[offset]:
                 raise ConflictError(f"batch {offset} of {self._name} {_FINAL[found[offset]]}")
@@ -168,8 +174,8 @@ class Quarantine:
                 writer.append(self._topic, encode_audit(record), on_delivered=delivered)
             if not writer.flush(_DELIVERED_S):
                 raise UnavailableError(
-                    f"{self._topic}: Kafka has not confirmed all records; `doll audit"
-                    f" {self._name} --json` tells which of them count"
+                    f"{self._topic}: Kafka did not confirm all records in time; `doll audit"
+                    f" {self._name} --json` shows which batches are still quarantined"
                 )
         counted = self._read()
         # If Kafka has not reported a record's offset, the record is recognized by its content.

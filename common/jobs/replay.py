@@ -311,7 +311,7 @@ class _Reader:
                 return None
             self._read.extend(tail.read(_READ_RECORDS, _READ_S))
             if tail.position() == position:
-                raise UnavailableError(f"{self.place} cannot be read beyond {position} now")
+                raise UnavailableError(f"{self.place} cannot be read beyond offset {position} now")
 
     def close(self) -> None:
         """Close the connection."""
@@ -337,6 +337,6 @@ def _records_of(
                     found[span.place, offset] = record
     if len(found) < batch.samples:
         raise ExpiredError(
-            f"batch {batch.offset} had {batch.samples} records, only {len(found)} are there"
+            f"batch {batch.offset} had {batch.samples} records, but Kafka has only {len(found)}"
         )
     return found

@@ -90,8 +90,8 @@ class JobService:
                 if record.request == request:
                     return record
                 raise UserError(
-                    f'Idempotency-Key: it has made the job "{name}" from another body; a new job'
-                    " needs a new key"
+                    f'Idempotency-Key: was used for the job "{name}" with another body; use a new'
+                    " key for a new job"
                 )
         return None
 
@@ -126,8 +126,8 @@ class JobService:
         to = topics.job_id(spec.name, self._store.check_new(spec))
         if not outside.settings.blobs:
             raise UserError(
-                f"from: {source}: checkpoints are in object storage, and the service names none:"
-                " set its DOLL_BLOBS"
+                f"from: {source} requires object storage, but DOLL_BLOBS of this process is not"
+                " set; set it"
             )
         blobs, log = outside.open_blobs(), _log.bind(job=spec.name)
 
@@ -148,9 +148,9 @@ class JobService:
         what = (
             f"weights and optimizer state ({own})"
             if other == own
-            else f"weights alone, for the optimizer was {other} and is {own} now"
+            else f"weights only, because the optimizer was {other} and is {own} now"
         )
-        return origin, f"it begins with {found.title} of {name}: {what}"
+        return origin, f"the job starts from {found.title} of {name}: {what}"
 
     def change(  # noqa: PLR0913 -- what may change
         self,
@@ -186,12 +186,12 @@ class JobService:
         accepted = None
         if after_loss:
             if wanted != "running":
-                raise UserError('after_loss: goes with "wanted": "running"')
+                raise UserError('after_loss: requires "wanted": "running"')
             waits = waits_for_checkpoint(self._store.get(job), self._outside.open_board)
             accepted = AfterLoss(from_start, read_from, waits)
         elif from_start or read_from:
             field = "from_start" if from_start else "read_from"
-            raise UserError(f'{field}: goes with "after_loss": true')
+            raise UserError(f'{field}: requires "after_loss": true')
         return self._store.patch(
             job, reason, changed=changed, wanted=wanted, after_loss=accepted, revision=revision
         )

@@ -80,37 +80,42 @@ class FieldSpec(SpecPart):
     model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: DtypeName
-    """Type of the field's numbers, little-endian."""
+    """Type of the field's numbers. With `codec: tensor`, their bytes are little-endian."""
     shape: tuple[Count, ...] = Field(default=(), max_length=8)
-    """Shape of the field in one record. Empty means a single number. Omit it if `from` or
-    `one_hot` is a list."""
+    """Shape of the field's array in one record, such as [1, 8, 8]. Optional. If unset, the field
+    is a single number, or has one number per entry if `from` or `one_hot` is a list."""
     source: Annotated[str | tuple[str, ...] | None, _Later] = Field(
         default=None, alias="from", min_length=1
     )
     """Path of the value in the record: keys joined by dots (`\\.` is a dot inside a key). A list
-    of paths makes a field with one column per path. Optional. If unset, the key with the field's
-    name."""
+    of paths makes a field with one number per path. Optional. If unset, the field's own name is
+    the key."""
     default: _Numbers = None
-    """Number to use if the value is null, absent, or not listed in `map` or `one_hot` (with
-    `one_hot` it must be 0). One number, or a list with one number per path of `from`."""
+    """Number to use if the value is null, absent, or not listed in `map` or `one_hot`. One number,
+    or a list with one number per path of `from`. With `one_hot` it must be 0. Optional. If unset,
+    a record without a value is skipped."""
     scale: _Numbers = None
     """Factor to multiply each number by. One number, or a list with one number per path of
-    `from`. For float fields only."""
+    `from`. For float fields only. Optional. If unset, 1."""
     offset: _Numbers = None
-    """Number to add after scaling. One number, or a list with one number per path of `from`. For
-    float fields only."""
+    """Number to add to each number, after `scale`. One number, or a list with one number per path
+    of `from`. For float fields only. Optional. If unset, 0."""
     parse: Annotated[Literal["number", "time"] | None, _Later] = None
-    """Conversion of text: `number` for text such as `12.5`; `time` for `2026-01-31T12:00:00Z`,
-    which becomes seconds since 1970 (UTC unless the text names a zone)."""
+    """Conversion of text to a number: `number` for text such as `12.5`; `time` for
+    `2026-01-31T12:00:00Z`, which becomes seconds since 1970 (UTC unless the text names a zone).
+    Optional. If unset, text is not converted."""
     hash: Annotated[Count | None, _Later] = None
-    """Number of buckets. The value (text, number, true or false) is hashed together with its
-    path, by `crc32-1`."""
+    """Number of buckets, to turn a value into a bucket's number. The value (text, number, true or
+    false) is hashed together with its path: CRC-32 of `path=value`, modulo this number. Optional.
+    If unset, values are not hashed."""
     map: Annotated[dict[str, _Number] | None, _Later] = Field(default=None, min_length=1)
-    """Number for each text. Numbers and booleans are matched by their text, such as `"1"` and
-    `"true"`."""
+    """Number to use for each text that may occur as the value. Numbers and booleans in the record
+    are matched by their text, such as `"1"` and `"true"`. Optional. If unset, texts are not
+    mapped."""
     one_hot: Annotated[tuple[_Symbol, ...] | None, _Later] = Field(default=None, min_length=1)
-    """List of symbols. The field has one number per symbol: 1 for the symbol that equals the
-    value, 0 for all others."""
+    """List of symbols that may occur as the value. The field has one number per symbol: 1 for the
+    symbol that equals the value, 0 for all others. Optional. If unset, the value is a number
+    itself."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -164,27 +169,38 @@ class FieldSpec(SpecPart):
         for path in self.paths or filter(None, [self.source]):
             _keys_of(str(path))
         if self.shape and self.shape != self.sizes:
-            raise ValueError(f"shape: what it says is read as {list(self.sizes)}: leave it out")
+            implied = "one_hot" if self.one_hot is not None else "from"
+            raise ValueError(
+                f"shape: {list(self.shape)} conflicts with the shape implied by `{implied}`"
+                f" ({list(self.sizes)}); remove it"
+            )
         if self.one_hot is not None and self.paths is not None:
-            raise ValueError("one_hot: takes one path in `from`: write a field for each")
+            raise ValueError(
+                "one_hot: requires a single path in `from`; write one field for each path"
+            )
         for option in ("default", "scale", "offset"):
             if len(self._by_path(option) or self.paths or "1") != len(self.paths or "1"):
-                raise ValueError(f"{option}: must be a number, or one for each path of `from`")
+                raise ValueError(f"{option}: must be one number, or one for each path of `from`")
         return self
 
     @model_validator(mode="after")
     def _becomes_numbers(self) -> FieldSpec:
         several = [name for name in _READINGS if getattr(self, name) is not None]
         if len(several) > 1:
-            raise ValueError(f"{' and '.join(several)} exclude each other: keep one")
+            raise ValueError(f"{' and '.join(several)} cannot be combined; keep one")
         if self.shape and several and not self.sizes == (len(self.one_hot or ()),):
-            raise ValueError(f"shape: {several[0]} reads one value; name several in `from`")
+            raise ValueError(
+                f"shape: {several[0]} converts a single value, got {list(self.shape)}; remove it,"
+                " or list several paths in `from`"
+            )
         scaled = self.scale is not None or self.offset is not None
         if scaled and (not self.dtype.startswith("float") or several not in ([], ["parse"])):
-            raise ValueError("scale and offset are for numbers of float32 or float64")
+            raise ValueError(
+                "scale and offset require dtype float32 or float64, without hash, map and one_hot"
+            )
         symbols = list(map(text_of, self.one_hot or ()))
         if len(set(symbols)) < len(symbols):
-            raise ValueError("one_hot: names a symbol twice")
+            raise ValueError("one_hot: lists a symbol twice; remove one of them")
         if symbols and self.default not in (None, 0):
             raise ValueError(f"default: must be 0 with one_hot, got {shown(self.default)}")
         written = [("map", number) for number in (self.map or {}).values()]
@@ -192,7 +208,7 @@ class FieldSpec(SpecPart):
         written += [("default", number) for number in self._by_path("default") or ()]
         for option, number in written:
             if not fits(number, self.dtype):
-                raise ValueError(f"{option}: {number:g} does not fit {self.dtype}")
+                raise ValueError(f"{option}: must fit into dtype {self.dtype}, got {number:g}")
         return self
 
 
@@ -216,10 +232,11 @@ _HASHED = (("int32", "float32"), ("int64", "float32"))
 
 
 class HashedSpec(SpecPart):
-    """Hashing of keys that no field names into the fields `index` and `value`."""
+    """Hashing of all keys that no field names into the fields `index` and `value`."""
 
     buckets: Count
-    """Number of buckets that features are hashed into, by `crc32-1`."""
+    """Number of buckets to hash features into. A text is counted in the bucket of `path=value`, a
+    number in the bucket of its path: their CRC-32, modulo this number."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
@@ -229,14 +246,14 @@ class RecordsSpec(SpecPart):
     """Format of the records and their fields."""
 
     codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
-    """`tensor`: the bytes of all fields, in the order given here; `json`: a JSON object, with or
-    without JSON Schema; `avro`, `protobuf`: with schemas in the registry that
-    DOLL_SCHEMA_REGISTRY_URL names."""
+    """Encoding of a record: `tensor` for the bytes of all fields, in the order of `fields`; `json`
+    for a JSON object, with or without JSON Schema; `avro` or `protobuf` with schemas in the
+    registry that DOLL_SCHEMA_REGISTRY_URL names."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
-    """Fields by name."""
+    """Fields of a record, by name."""
     hashed: Annotated[HashedSpec | None, _Later] = None
-    """Treat every other key of the object as a feature and hash it. For `codec: json` only.
-    Optional. If unset, other keys are ignored."""
+    """Treat every key of the record that is not in `fields` as a feature, and hash it. For
+    `codec: json` only. Optional. If unset, other keys are ignored."""
 
     @property
     def buckets(self) -> int:
@@ -251,7 +268,7 @@ class RecordsSpec(SpecPart):
     @classmethod
     def _offered(cls, value: str) -> object:
         if value == "json-schema":
-            raise ValueError("JSON Schema is read by json, which passes over the schema's id")
+            raise ValueError("must be json for records with JSON Schema, got 'json-schema'")
         return _one_of(value, _CODECS)
 
     @model_validator(mode="after")
@@ -259,8 +276,8 @@ class RecordsSpec(SpecPart):
         for name, field in self.fields.items() if self.codec == "tensor" else ():
             for option in field.options:
                 raise ValueError(
-                    f"fields.{name}.{option}: is for records that have names, such as those of"
-                    " `codec: json`; of `tensor` they are their numbers alone"
+                    f"fields.{name}.{option}: requires records with named values, such as those of"
+                    " `codec: json`, got `codec: tensor`; remove it"
                 )
         return self
 
@@ -277,8 +294,8 @@ class RecordsSpec(SpecPart):
         )
         if self.hashed and not fit:
             raise ValueError(
-                "hashed: needs `codec: json` and the fields index, int32 or int64, and value,"
-                " float32, both of shape [most features of a record]"
+                "hashed: requires `codec: json` and two fields of the same shape [n], with n the"
+                " maximum number of features of a record: index, int32 or int64, and value, float32"
             )
         return self
 
@@ -289,9 +306,11 @@ class TaskSpec(SpecPart):
     model_config = ConfigDict(extra="allow")
 
     name: str | None = None
-    """Name of a built-in task."""
+    """Name of a built-in task, such as `image-classifier`. Optional. If unset, `entrypoint` names
+    the task."""
     entrypoint: str | None = None
-    """`package.module:Class`. DOLL_TASKS must list it wherever the job runs."""
+    """Class that defines a task of your own, as `package.module:Class`. The setting DOLL_TASKS of
+    coordinators and workers must list it. Optional. If unset, `name` names the task."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -313,28 +332,29 @@ class TaskSpec(SpecPart):
     @model_validator(mode="after")
     def _one_way(self) -> TaskSpec:
         if (self.name is None) == (self.entrypoint is None):
-            raise ValueError("needs a name or an entrypoint, one of them")
+            raise ValueError("must have either name or entrypoint")
         return self
 
 
 class CompressionSpec(SpecPart):
-    """Limit which model changes are sent to workers; without this block, all of them are.
+    """Limit on which changes of the model are sent to workers; without this block, all of them are.
 
     An update always contains complete gradients. Only the weights at which workers compute
     gradients are inexact.
     """
 
     significance: float | None = Field(default=None, gt=0)
-    """v: send changes larger than v / sqrt(J) of a weight, where J is the version. 1.5 is
-    recommended."""
+    """Significance threshold v: the change of a weight is sent to workers if it is larger than
+    v / sqrt(J) times the weight, where J is the version of the model. 1.5 is recommended.
+    Required unless `changes` is set."""
     changes: float | None = Field(default=None, gt=0, le=1)
-    """Alternative to `significance`: largest share of the model to send per version. The largest
-    changes are sent."""
+    """Maximum share of the model's weights to send to workers per version, from 0 to 1. The
+    largest changes are sent. Required unless `significance` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> CompressionSpec:
         if (self.significance is None) == (self.changes is None):
-            raise ValueError("needs significance or changes, one of them")
+            raise ValueError("must have either significance or changes")
         return self
 
 
@@ -342,32 +362,33 @@ class TunerSpec(SpecPart):
     """Settings to tune from measurements while the job runs; without this block, none are."""
 
     group_size: tuple[Count, Count] | None = None
-    """[least, most]: range of K, which is tuned to the noise of the gradients from update 20 on,
-    while no rule of `synchronisation` holds. The learning rate is the one for `group_size`, and
-    is adapted as K changes."""
+    """Range of K, as [least, most]: K is adapted to the noise of the gradients, from update 20 on
+    and while no rule of `synchronisation` applies. The job's learning rate belongs to its own
+    `group_size`, and is adapted as K changes. Optional. If unset, K is not tuned."""
     workers: Literal["balanced"] | None = None
-    """`balanced`: use as many of `provisioning.workers` as minimize time times cost, given the
-    measured time of updates while records wait."""
+    """`balanced` rents the number of machines, at most `provisioning.workers`, that minimizes
+    time multiplied by cost, judging by updates for which records waited. Optional. If unset, the
+    number of workers is not tuned."""
 
     @field_validator("workers", mode="before")
     @classmethod
     def _offered(cls, value: object) -> object:
         if value == "cost":
             raise ValueError(
-                "cost alone is least with one worker, whatever is measured: take balanced, or"
-                " provisioning.policy: pools, which rents as few as keep up with arrivals"
+                "`cost` would always choose one worker; use balanced, or"
+                " provisioning.policy: pools, which rents as few workers as keep up with arrivals"
             )
         return value
 
     @model_validator(mode="after")
     def _fits(self) -> TunerSpec:
         if self.group_size is None and self.workers is None:
-            raise ValueError("needs group_size or workers, or both")
+            raise ValueError("must have group_size, workers, or both")
         least, most = self.group_size or (2, 2)
         if not 2 <= least <= most:
             raise ValueError(
-                "group_size: must be [least, most] and least 2 or more, as noise shows in the"
-                f" difference of two gradients, got [{least}, {most}]"
+                "group_size: must be [least, most] with least at least 2, because noise is measured"
+                f" between two gradients, got [{least}, {most}]"
             )
         return self
 
@@ -378,18 +399,20 @@ class ScheduleSpec(SpecPart):
     kind: ScheduleKind
     """Shape of the schedule. At t updates after the warm-up, with n = `updates`: `constant`
     keeps the full rate; `step` multiplies the rate by `factor` after every n updates; `cosine`
-    falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` is 1 / sqrt(1 + t /
-    n)."""
+    falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` multiplies the full
+    rate by 1 / sqrt(1 + t / n)."""
     warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Number of updates over which the rate rises linearly to its full value."""
+    """Number of updates at the start over which the learning rate rises linearly to its full
+    value."""
     updates: Count | None = None
-    """n: length of the schedule in updates of the job's own `group_size`, counted like
-    `stop.updates`. Required unless `kind` is `constant`."""
+    """Length n of the schedule, as a number of updates of the job's own `group_size`, counted
+    like `stop.updates`. Required unless `kind` is `constant`."""
     factor: Share | None = None
-    """Factor of `step`. Optional. If unset, 0.1."""
+    """Factor by which `kind: step` multiplies the learning rate after every `updates` updates.
+    Optional. If unset, 0.1."""
     final: Share | None = None
-    """Share of the full rate below which `step` and `cosine` do not fall. Optional. If unset,
-    0.01."""
+    """Lowest learning rate of `kind: step` and `kind: cosine`, as a share of the full rate.
+    Optional. If unset, 0.01."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "constant": frozenset(),
@@ -405,9 +428,9 @@ class ScheduleSpec(SpecPart):
     @model_validator(mode="after")
     def _fits(self) -> ScheduleSpec:
         for option in sorted(self._given.keys() - self._own[self.kind]):
-            raise ValueError(f"{option}: a schedule that is {self.kind} has none: leave it out")
+            raise ValueError(f"{option}: is not an option of kind {self.kind}; remove it")
         if self.updates is None and self.kind != "constant":
-            raise ValueError(f"updates: is missing; {self.kind} needs it, such as 1000")
+            raise ValueError(f"updates: is missing; kind {self.kind} requires it, for example 1000")
         return self
 
     @property
@@ -417,30 +440,35 @@ class ScheduleSpec(SpecPart):
 
 
 class OptimizerSpec(SpecPart):
-    """Optimizer that turns a gradient into a step (Algorithm 4, line 10)."""
+    """Optimizer that applies the gradient of an update to the weights (Algorithm 4, line 10)."""
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
-    """Optimizer of torch, or `ftrl` for FTRL-Proximal (McMahan et al. 2013). `momentum` is `sgd`
-    with a momentum."""
+    """Name of the optimizer: one of PyTorch's, or `ftrl` for FTRL-Proximal (McMahan et al. 2013).
+    `momentum` is `sgd` with a momentum of 0.9 unless `momentum` is set."""
     learning_rate: Positive
-    """Learning rate: eta, or alpha of `ftrl`."""
+    """Learning rate of the optimizer (eta in the paper; alpha of `ftrl`)."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """Momentum of `sgd` and `momentum`. Optional. If unset, 0 for `sgd` and 0.9 for `momentum`."""
     nesterov: bool | None = None
-    """Use Nesterov momentum. For `momentum`, and for `sgd` with a momentum."""
+    """True to use Nesterov momentum. For `momentum`, and for `sgd` with a momentum. Optional. If
+    unset, false."""
     weight_decay: NotNegative | None = None
-    """L2 penalty. With `adamw` it is decoupled from the gradient; if unset there, 0.01."""
+    """L2 penalty on the weights; with `adamw` decoupled from the gradient. Not for `ftrl`.
+    Optional. If unset, 0.01 for `adamw` and 0 for all others."""
     betas: tuple[Beta, Beta] | None = None
-    """Decay rates of the moments. For `adam` and `adamw`."""
+    """Decay rates of the running means of the gradient and of its square. For `adam` and `adamw`.
+    Optional. If unset, [0.9, 0.999]."""
     eps: Positive | None = None
-    """Term that keeps the divisor above zero. For `adam`, `adamw` and `adagrad`."""
+    """Term added to the divisor of a step, so that it is never zero. For `adam`, `adamw` and
+    `adagrad`. Optional. If unset, 1e-10 for `adagrad` and 1e-8 for the others."""
     l1: Annotated[NotNegative | None, _Later] = None
-    """L1 penalty of `ftrl`: weights that no gradient pulls away from zero are exactly zero."""
+    """L1 penalty of `ftrl`: weights that no gradient pulls away from zero become exactly zero.
+    Optional. If unset, 0."""
     l2: Annotated[NotNegative | None, _Later] = None
-    """L2 penalty of `ftrl`."""
+    """L2 penalty of `ftrl`. Optional. If unset, 0."""
     clip_norm: Annotated[Positive | None, _Later] = None
-    """Maximum norm of an update's gradient, applied once, after `reduction`. A longer gradient
-    is scaled down to it."""
+    """Maximum norm of an update's gradient, applied once, after `reduction`. A gradient with a
+    larger norm is scaled down to it. Optional. If unset, gradients are not clipped."""
     schedule: Annotated[ScheduleSpec | None, _Later] = None
     """Schedule of the learning rate. Optional. If unset, the rate is constant."""
 
@@ -468,11 +496,15 @@ class OptimizerSpec(SpecPart):
     def _fits(self) -> OptimizerSpec:
         for option in sorted(self.options.keys() - self._own[self.name]):
             takes = [name for name, own in self._own.items() if option in own]
-            raise ValueError(f"{self.name} has no option {option!r}: {', '.join(takes)} have it")
+            raise ValueError(
+                f"{option}: is not an option of {self.name}, only of {', '.join(takes)}; remove it"
+            )
         if self.name == "momentum" and self.momentum == 0:
-            raise ValueError("momentum: must be above 0, got 0: take sgd")
+            raise ValueError("momentum: must be above 0, got 0; use sgd instead")
         if self.nesterov and self.name == "sgd" and not self.momentum:
-            raise ValueError("nesterov: sgd needs a momentum for it, such as 0.9")
+            raise ValueError(
+                "nesterov: requires a momentum with sgd; set momentum, for example to 0.9"
+            )
         return self
 
 
@@ -480,95 +512,106 @@ class StopSpec(SpecPart):
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
 
     updates: Count | None = None
-    """J: end the job after this number of updates."""
+    """Number of updates (J) after which the job ends. An update with another number of batches
+    than the job's `group_size` counts in proportion. Optional. If unset, no limit."""
     loss: Positive | None = None
-    """epsilon: end the job when the smoothed mean loss per sample is below this value."""
+    """Loss (epsilon) at which the job ends: the mean loss per record over the last 20 updates is
+    at or below this value. Optional. If unset, no limit."""
     deadline_s: Positive | None = None
-    """theta: end the job this many seconds after its submission."""
+    """Deadline of the job (theta), in seconds after its submission. The job then ends. Optional.
+    If unset, no deadline."""
 
 
 class CheckpointSpec(SpecPart):
     """Interval of checkpoints in object storage, and how many are kept."""
 
     every_updates: Count | None = None
-    """Maximum number of updates between checkpoints. Optional. If unset, 200, or 20 with
-    `aggregation.layout: slices`, where updates since the last checkpoint are lost if all owners
-    of a slice fail together."""
+    """Maximum number of updates between two checkpoints. Optional. If unset, 200; with
+    `aggregation.layout: slices` 20, because updates since the last checkpoint are lost if all
+    owners of a slice fail together."""
     every_s: Positive = 300.0
-    """Maximum number of seconds between checkpoints. The limit that is reached first counts."""
+    """Maximum time between two checkpoints, in seconds. A checkpoint is written when this or
+    `every_updates` is reached, whichever is first."""
     keep: Count = 3
-    """Number of checkpoints to keep. A crash may leave the newest one incomplete, and a takeover
-    may take another one back."""
+    """Number of checkpoints to keep; older ones are deleted. Keep more than one, because a crash
+    may leave the newest one incomplete, and a new leader may roll back to an earlier one."""
 
 
 class HotSnapshotSpec(SpecPart):
-    """Interval of full copies of the model in Redis, which bounds what a takeover rolls back."""
+    """Interval of full copies of the model in Redis, from which a new leader continues."""
 
     every_s: Positive = 1.0
-    """Seconds between two copies."""
+    """Time between two full copies of the model in Redis (hot snapshots), in seconds. If Redis
+    still has the last copy, a new leader loses only the updates after it."""
 
 
 class BidBrainSpec(SpecPart):
     """Costs of changing machines, for `policy: bidbrain`."""
 
     lambda_s: float = Field(default=30.0, ge=0)
-    """lambda: seconds that all work stops after an eviction."""
+    """Time for which all work is assumed to stop after the provider evicts a machine (lambda), in
+    seconds."""
     start_s: float | None = Field(default=None, ge=0)
-    """sigma: seconds that all work stops when machines are added or removed. Optional. If unset,
-    the longest start-up time of the market's pools."""
+    """Time for which all work is assumed to stop when machines are added or removed (sigma), in
+    seconds. Optional. If unset, the longest start-up time of the market's pools."""
 
 
 class ProvisioningSpec(SpecPart):
     """Machines that the provisioner rents; without this block, workers are started by hand."""
 
     workers: Count
-    """N_tot: number of workers, one for each stream."""
+    """Number of workers (N_tot), each on a machine of its own: the maximum number of machines that
+    work at the same time."""
     policy: PolicyName | None = None
     """Policy that decides which machines to rent. Optional. If unset, `adaptive`, the paper's
     policy, with `on_preemption: hold`, and `pools` with `on_preemption: reassign`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
-    """Required probability of meeting the deadline. For `policy: chance`."""
+    """Probability of meeting the deadline that a plan must have. For `policy: chance`."""
     review_s: Positive | None = None
-    """Seconds between two reviews of the plan. Optional. If unset, the policy chooses."""
+    """Time between two reviews of the plan, in seconds. Optional. If unset, 10 for `policy:
+    pools`, 30 for `adaptive` and 120 for `bidbrain`."""
     bidbrain: BidBrainSpec | None = None
-    """Settings of `policy: bidbrain`, which bids for machines that work off a backlog."""
+    """Costs of changing machines that `policy: bidbrain` assumes. Optional. If unset, the defaults
+    of `provisioning.bidbrain`."""
     max_lag_s: Annotated[Positive | None, _Later] = None
-    """Longest time in seconds that records may wait, at least the start-up time of an on-demand
-    machine. If spot machines are lost, an on-demand machine is started in time. For `policy:
-    pools`. Optional. If unset, streams are served as steadily as the deadline requires
-    (`on_preemption: hold`), or updates keep up with arrivals on average (`reassign`)."""
+    """Maximum time that records may wait until they are trained, in seconds; at least the start-up
+    time of an on-demand machine. If spot machines are lost, an on-demand machine is started in
+    time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are served as
+    steadily as the deadline requires; with `reassign` updates keep up with arrivals on average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
-    """Maximum number of spot machines, as a multiple of `workers`. Above 1 there are spares, and
-    a stream moves to a spare when its machine is lost. For `policy: pools` with `on_preemption:
-    hold`."""
+    """Maximum number of spot machines, as a multiple of `workers`. Above 1, there are spare
+    machines, and a stream moves to a spare when its machine is lost. For `policy: pools` with
+    `on_preemption: hold`."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
-    """Number of machines that are always on demand. For `policy: pools`."""
+    """Number of machines that are always rented on demand. For `policy: pools`."""
 
 
 class EvaluationSpec(SpecPart):
-    """Evaluation of the model beside the training; without this block, the job is not evaluated."""
+    """Evaluation of the model while it is trained; without this block, it is not evaluated."""
 
     every_updates: Count = 50
-    """Evaluate every n-th version, where n is this number."""
+    """Interval of evaluations, as a number of updates: with 50, every 50th version of the model is
+    evaluated."""
     stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
-    """Kafka topic of the test set, in the same format as the job's records. Empty means no test
-    set."""
+    """Kafka topic of the test set, in the same format as the job's records. Optional. If unset,
+    there is no test set, and the model is evaluated only on new records before it learns from
+    them."""
     records: Count = 2000
-    """Number of records to use, from the start of the test set."""
+    """Maximum number of records of the test set to use, from the topic's start."""
 
 
 class TrackingSpec(SpecPart):
-    """Report of the job to the MLflow server that DOLL_MLFLOW names, sent by an evaluator."""
+    """Report of the job's progress to the MLflow server that the setting DOLL_MLFLOW names."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     experiment: str = Field(default="Default", min_length=1)
-    """Name of the experiment for the job's run. It must exist."""
+    """Name of the MLflow experiment in which the job is a run. It must exist."""
     model: str | None = Field(
         default=None, alias="register", json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}
     )
-    """Name of the registered model that gets the job's checkpoints as versions. Optional. If
-    unset, no model is registered."""
+    """Name of the registered model in MLflow to which the job's checkpoints are added as versions.
+    Optional. If unset, checkpoints are not registered."""
 
     @field_validator("model")
     @classmethod
@@ -621,66 +664,76 @@ class JobSpec(SpecPart):
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
     """Name of the job. The names of its topics, keys and files contain it."""
     streams: tuple[_Stream, ...] = Field(min_length=1)
-    """Kafka topics, one per datastream."""
+    """Kafka topics to read records from, one per data stream."""
     records: RecordsSpec
     """Format of the records and their fields."""
     task: TaskSpec
-    """Task to learn."""
+    """Task to learn: the model, its loss and its metrics."""
     batch_size: Count
-    """b: number of records per batch."""
+    """Number of records per batch (b). A worker computes one gradient per batch."""
     group_size: Count
-    """K: number of batches per update."""
+    """Number of batches per update of the model (K)."""
     synchronisation: Annotated[SynchronisationSpec | None, _Later] = None
-    """Synchronisation between workers. Optional. If unset, `mode: synchronous`."""
+    """Synchronisation between workers: whether they wait for each other. Optional. If unset,
+    `mode: synchronous`."""
     aggregation: Annotated[AggregationSpec | None, _Later] = None
-    """Component that sums gradients and holds the weights. Optional. If unset, the coordinator."""
+    """Component that sums gradients and holds the weights. Optional. If unset, `mode: board`: the
+    coordinator does both."""
     optimizer: OptimizerSpec
-    """Optimizer that turns a gradient into a step."""
+    """Optimizer that applies the gradient of an update to the weights."""
     compression: Annotated[CompressionSpec | None, _Later] = None
-    """Limit on which model changes are sent to workers. Models of up to 64 KB are always sent in
-    full."""
+    """Limit on which changes of the model are sent to workers. Models of up to 64 KB are always
+    sent in full. Optional. If unset, all changes are sent."""
     tuner: Annotated[TunerSpec | None, _Later] = None
-    """Settings to tune from measurements while the job runs."""
+    """Settings to tune from measurements while the job runs. Optional. If unset, no setting is
+    tuned."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Mean or sum over the samples of an update, before the step."""
+    """Gradient of an update: the `mean` or the `sum` of the gradients of its records."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the initial weights."""
+    """Seed of the random initial weights."""
     stop: StopSpec = StopSpec()
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Interval of checkpoints in object storage."""
+    """Interval of checkpoints in object storage, and how many are kept."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """Interval of copies in Redis, which bounds what a takeover rolls back."""
+    """Interval of full copies of the model in Redis, from which a new leader continues."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
-    """`reassign`: the streams of a lost worker move to other workers; `hold`: they wait for its
-    return."""
+    """Rule for the streams of a lost worker: `reassign` moves them to other workers; `hold` lets
+    them wait until the worker returns."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
-    """Batches of a lost worker in the current update: `redispatch` assigns them to other
-    workers; `proceed` leaves them out of this update."""
+    """Rule for the batches of a lost worker in the current update: `redispatch` assigns them to
+    other workers; `proceed` leaves them for a later update."""
     start_at: str = "earliest"
-    """Start of the job in its streams: `earliest`, `latest`, or a time with its zone, such as
-    2026-01-31T12:00:00Z."""
+    """Position in the streams at which the job starts: `earliest` for the first record, `latest`
+    for records that arrive from now on, or a time with its zone, such as 2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Seconds after which a partial batch is closed. If the network has batch normalization, a
-    single record still waits for another one, and counts as lag. Optional. If unset, never."""
+    """Time after which a batch with fewer than b records is closed, in seconds. If the model has
+    batch normalization, a single record still waits for another one and counts as lag. Optional.
+    If unset, batches are always full."""
     group_linger_s: NotNegative | None = None
-    """Seconds after which a partial update is applied. Optional. If unset, never."""
+    """Time that an update waits for missing batches, in seconds; it is then applied with fewer
+    than K. Optional. If unset, every update waits for K batches."""
     waiting_batches: Count | None = None
-    """Maximum number of unsettled batches per worker, at least K. Optional. If unset, 2K, or
-    more if several rounds may be in flight."""
+    """Maximum number of batches per worker that wait for an update, at least K; the worker then
+    stops reading. Optional. If unset, 2K, or more if several updates may be in progress at the
+    same time."""
     max_failures: Count = 5
-    """Number of failures after which a batch is quarantined, if it is computed alone: worker
-    deaths, errors, and results that are not finite."""
+    """Number of failures that a batch may have; one more puts it into quarantine. A failure is a
+    death of its worker, an error of the task, or a result that is not finite. Only failures while
+    the batch is computed alone count."""
     autocast: bool = False
-    """Run the forward pass in bfloat16 for operations that torch considers safe."""
+    """True to run the forward pass in bfloat16, for operations that PyTorch considers safe."""
     weight: Positive = 1.0
-    """Relative share of the workers that the job gets if jobs need more workers than there are."""
+    """Relative share of the workers that the job gets if all jobs together need more workers than
+    there are."""
     provisioning: ProvisioningSpec | None = None
-    """Machines to rent. Optional. If unset, workers are started by hand."""
+    """Machines that the provisioner rents for the job. Optional. If unset, workers are started by
+    hand."""
     evaluation: EvaluationSpec | None = None
-    """Evaluation of the model beside the training; without this block, the job is not evaluated."""
+    """Evaluation of the model while it is trained. Optional. If unset, the model is not
+    evaluated."""
     tracking: Annotated[TrackingSpec | None, _Later] = None
-    """Report of the job's progress to MLflow, by an evaluator."""
+    """Report of the job's progress to MLflow. Optional. If unset, nothing is reported."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:  # noqa: ANN401 -- as pydantic's
@@ -834,7 +887,7 @@ class JobSpec(SpecPart):
         for stream in value:
             topics.check_stream(stream)
             if value.count(stream) > 1:
-                raise ValueError(f"{stream!r} is named twice")
+                raise ValueError(f"must be different topics, got {stream!r} twice")
         return value
 
     @field_validator("start_at")
@@ -852,22 +905,22 @@ class JobSpec(SpecPart):
             if name not in self.records.fields:
                 known = ", ".join(self.records.fields)
                 raise ValueError(
-                    f"task.inputs: there is no field {name!r}; the records have {known}"
+                    f"task.inputs: must be fields of the records ({known}), got {name!r}"
                 )
         for name, needed in self._needed_fields.items():
             found = self.records.fields.get(name)
             if found is None:
-                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
+                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} requires it")
             if found.dtype not in needed.dtypes or len(found.sizes) != len(needed.sizes):
                 raise ValueError(
-                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
+                    f"records.fields.{name}: must be {needed.words} for {self.task.name},"
                     f" got {found.dtype} {list(found.sizes)}"
                 )
             for option, size in zip(needed.sizes, found.sizes, strict=True):
                 if sizes.setdefault(option, size) != size:
                     raise ValueError(
-                        f"records.fields.{name}: must be of one length with the others, which have"
-                        f" {sizes[option]}, got {size}"
+                        f"records.fields.{name}: must be as long as the task's other fields"
+                        f" ({sizes[option]}), got {size}"
                     )
         return self
 
@@ -877,8 +930,8 @@ class JobSpec(SpecPart):
         for place, rule in enumerate(self.synchronised.rules):
             if rule.local_rate and rule.learning_rate and self.reduction == "mean":
                 raise ValueError(
-                    f"synchronisation.rules[{place}].learning_rate: what workers came to by"
-                    f" local_rate is averaged, got {rule.learning_rate:g}: leave one of both out"
+                    f"synchronisation.rules[{place}].learning_rate: cannot be combined with"
+                    f" local_rate, got {rule.learning_rate:g}; remove one of them"
                 )
         return self
 
@@ -891,14 +944,14 @@ class JobSpec(SpecPart):
         stale = next((mode for mode in modes if mode in {"stale", "asynchronous"}), None)
         if stale is not None:
             raise ValueError(
-                "aggregation.mode: a group holds one version of the weights, all enter an update"
-                f" together, got synchronisation.mode: {stale}: take synchronous or averaging, or"
-                " mode: board"
+                "aggregation.mode: group requires synchronisation.mode synchronous or averaging,"
+                f" because its workers hold the same version of the weights, got {stale}; change"
+                " synchronisation.mode, or use aggregation.mode: board"
             )
         if self.compression is not None:
             raise ValueError(
-                "aggregation.mode: workers of a group are told no changes, they make them: leave"
-                " compression out, or take mode: board"
+                "aggregation.mode: group cannot be combined with compression, because its workers"
+                " hold the weights themselves; remove compression, or use mode: board"
             )
         return self
 
@@ -907,27 +960,28 @@ class JobSpec(SpecPart):
         least, most = self.group_sizes or (self.group_size, self.group_size)
         if not least <= self.group_size <= most:
             raise ValueError(
-                f"tuner.group_size: must be around group_size ({self.group_size}), with which the"
-                f" job begins, got [{least}, {most}]"
+                f"tuner.group_size: must include group_size ({self.group_size}), got"
+                f" [{least}, {most}]"
             )
         if self.group_sizes and self.mode == "asynchronous":
             raise ValueError(
-                "tuner.group_size: noise shows in the difference of two gradients of an update, and"
-                " an asynchronous one has one: leave it out, or take synchronisation.mode: stale"
+                "tuner.group_size: cannot be combined with synchronisation.mode: asynchronous,"
+                " because noise is measured between two gradients of an update; remove it, or use"
+                " mode: stale"
             )
         if self.tuner is None or self.tuner.workers is None:
             return self
         if self.provisioning is None:
-            raise ValueError("tuner.workers: nobody rents them without `provisioning`: add that")
+            raise ValueError("tuner.workers: requires `provisioning`, which rents workers; add it")
         if self.on_preemption == "hold":
             raise ValueError(
-                "tuner.workers: nobody would read the streams of a worker that is given back: add"
-                " `on_preemption: reassign`"
+                "tuner.workers: requires `on_preemption: reassign`, got hold; otherwise the streams"
+                " of a released worker would not be read"
             )
         if self.stop.deadline_s is not None:
             raise ValueError(
-                "tuner.workers: which machines a deadline needs is for provisioning.policy to say:"
-                " leave this out, or stop.deadline_s"
+                "tuner.workers: cannot be combined with stop.deadline_s, because"
+                " provisioning.policy chooses the machines that meet a deadline; remove one of them"
             )
         return self
 
@@ -937,15 +991,15 @@ class JobSpec(SpecPart):
         if self.waiting_batches is not None and self.waiting_batches < largest:
             raise ValueError(
                 f"waiting_batches: must be at least group_size ({largest}), so that one worker can"
-                f" fill a group, got {self.waiting_batches}"
+                f" fill an update, got {self.waiting_batches}"
             )
         test = self.evaluation.stream if self.evaluation is not None else ""
         if test and not topics.STREAM.fullmatch(test):
-            raise ValueError(f"evaluation.stream: {test!r} cannot be a Kafka topic")
+            raise ValueError(f"evaluation.stream: must be a valid topic name, got {test!r}")
         if test in self.streams:
             raise ValueError(
-                f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
-                " that it never sees"
+                f"evaluation.stream: must not be one of the job's own streams, got {test!r}; name a"
+                " topic whose records the model never learns from"
             )
         self._counts_machines()
         self._bids_for_a_backlog()
@@ -954,9 +1008,9 @@ class JobSpec(SpecPart):
         whole = step == ("sgd", False, "mean") and self._most_learning_rate <= 1
         if self.task.name == "lda" and not whole:
             raise ValueError(
-                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1 (a rule's, too:"
-                " times its group_size over the job's, where it names none), without weight_decay"
-                " or momentum, and `reduction: mean`: other steps leave topics below zero"
+                "optimizer: lda requires `name: sgd` without weight_decay and momentum,"
+                " `reduction: mean`, and learning rates of at most 1, also for the group sizes of"
+                " rules and of the tuner; otherwise topics become negative"
             )
         return self
 
@@ -970,35 +1024,33 @@ class JobSpec(SpecPart):
                 continue
             if self.policy != "pools":
                 raise ValueError(
-                    f"provisioning.{name}: is for policy: pools, and this is {self.policy}"
+                    f"provisioning.{name}: requires policy: pools, got {self.policy}; remove it"
                 )
             if name == "spot_up_to" and self.on_preemption != "hold":
                 raise ValueError(
-                    "provisioning.spot_up_to: is for on_preemption: hold; where streams move to the"
-                    " survivors, machines are as few as keep up"
+                    "provisioning.spot_up_to: requires on_preemption: hold, got reassign; remove it"
                 )
         if asked.reliable > asked.workers:
             raise ValueError(
-                f"provisioning.reliable: {asked.reliable} machines are always on demand, and there"
-                f" are {asked.workers} workers: at most so many"
+                f"provisioning.reliable: must be at most provisioning.workers ({asked.workers}),"
+                f" got {asked.reliable}"
             )
 
     def _bids_for_a_backlog(self) -> None:
         asked = self.provisioning
         if asked is not None and asked.bidbrain is not None and self.policy != "bidbrain":
             raise ValueError(
-                f"provisioning.bidbrain: is for policy: bidbrain, and this is {self.policy}"
+                f"provisioning.bidbrain: requires policy: bidbrain, got {self.policy}; remove it"
             )
         if self.policy == "bidbrain" and self.on_preemption == "hold":
             raise ValueError(
-                "provisioning.policy: bidbrain takes and gives back machines as bids win, and a"
-                " held stream is never faster than its one worker: add `on_preemption: reassign`"
+                "provisioning.policy: bidbrain requires `on_preemption: reassign`, got hold; with"
+                " hold, more machines would not make a stream faster"
             )
         if self.policy == "bidbrain" and self.start_at == "latest":
             raise ValueError(
-                "provisioning.policy: bidbrain works off a backlog, and a stream that is read from"
-                " its latest record has none: it cannot go faster than it arrives. Take pools, or"
-                " start_at: earliest"
+                "provisioning.policy: bidbrain requires a backlog, got start_at: latest, which has"
+                " none; use policy: pools, or start_at: earliest"
             )
 
     @property
@@ -1022,9 +1074,9 @@ def _instant(value: str) -> float:
             f"must be earliest, latest or a time such as 2026-01-31T12:00:00Z, got {value!r}"
         ) from error
     if instant.tzinfo is not None and instant.timestamp() < 0:
-        raise ValueError(f"the time {value!r} is before 1970")
+        raise ValueError(f"must be a time after 1970, got {value!r}")
     if instant.tzinfo is None:
-        raise ValueError(f"the time {value!r} needs its zone, such as {value}Z")
+        raise ValueError(f"must be a time with a zone, such as {value}Z, got {value!r}")
     return instant.timestamp()
 
 

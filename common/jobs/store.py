@@ -279,7 +279,9 @@ class JobStore:
         def changed(entry: JobRecord | FreeName | None) -> JobRecord:
             record = self._job(name, entry)
             if job not in (None, record.id):
-                raise NotFoundError(f'the job "{name}" was purged: this one is another of its name')
+                raise NotFoundError(
+                    f'the job "{name}" was purged; there is now another job of this name'
+                )
             return change(record)
 
         return self._write(name, changed)
@@ -306,7 +308,7 @@ class JobStore:
     def _job(self, name: str, entry: JobRecord | FreeName | None) -> JobRecord:
         if isinstance(entry, JobRecord):
             return entry
-        known = ", ".join(sorted(self.read())) or "none yet, submit one with `doll job submit FILE`"
+        known = ", ".join(sorted(self.read())) or "none yet; submit one with `doll job submit FILE`"
         gone = ""
         if entry is not None and entry.changes:
             last = entry.changes[-1]
@@ -355,8 +357,8 @@ def check_revision(record: JobRecord, revision: int) -> None:
     """
     if record.revision != revision:
         raise ConflictError(
-            f'the job "{record.spec.name}" is at revision {record.revision}, not {revision}: look'
-            " at it again"
+            f'revision: the job "{record.spec.name}" is at revision {record.revision}, got'
+            f" {revision}; read the job again, then repeat the change"
         )
 
 
@@ -393,9 +395,13 @@ def decode_entry(key: bytes | None, value: bytes) -> JobRecord | FreeName:
         raise WireError(f"job record: {error}") from error
     spec = record.spec
     if key != spec.name.encode():
-        raise WireError(f"job record: stands under the key {key!r}, its name is {spec.name!r}")
+        raise WireError(
+            f"job record: must have its name {spec.name!r} as the record's key, got {key!r}"
+        )
     if record.positions.keys() != set(spec.streams):
-        raise WireError("job record: first positions are not those of its streams")
+        raise WireError("job record: first positions are of other streams than the job's")
     if record.changes and record.changes[-1].revision != record.revision:
-        raise WireError(f"job record: revision {record.revision} is not that of its last change")
+        raise WireError(
+            f"job record: revision {record.revision} differs from the revision of its last change"
+        )
     return record

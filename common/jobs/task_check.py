@@ -31,7 +31,7 @@ def built(order: CheckRequest) -> CheckReport:
         size_mb = try_model(task_of(spec, order.allowed), spec.seed)
         if size_mb is None:
             return CheckReport(
-                unended=f"the model needs more than the {MOST_MIB:,} MiB that a check has"
+                unended=f"the model needs more than the {MOST_MIB:,} MiB that a check may use"
             )
         return CheckReport(model_mb=size_mb)
     except TaskMissingError as error:
@@ -39,7 +39,9 @@ def built(order: CheckRequest) -> CheckReport:
     except UserError as error:
         return CheckReport(refused=str(error))
     except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
-        return CheckReport(refused=f"looking at the task raised {one_line(error)}")
+        return CheckReport(
+            refused=f"the task raised an error when it was checked: {one_line(error)}"
+        )
 
 
 def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:

@@ -81,9 +81,9 @@ class OwnTopics:
             UnavailableError: If Kafka does not report them now.
         """
         if place.topic not in self._topics:
-            raise UnknownTopicError(f"there is no {place}")
+            raise UnknownTopicError(f"there is no partition {place}")
         if place not in self._bounds:
-            raise UnavailableError(f"Kafka does not say now where {place} begins and ends")
+            raise UnavailableError(f"Kafka did not return the first and last offset of {place}")
         return self._bounds[place]
 
     def identified(self, place: Partition, offset: int) -> LogPosition:

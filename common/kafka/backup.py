@@ -73,13 +73,16 @@ def back_up(
         found[topic] = _Topic(log.settings([topic]).get(topic, {}), records)
     counts = _counts(found)
     if not any(counts.values()):
-        raise NotFoundError(f"there is nothing to save: {' and '.join(counts)} have no records")
+        raise NotFoundError(
+            f"there is nothing to save: the topics {' and '.join(counts)} have no records"
+        )
     for topic, count in _counts(_decoded(earlier).topics if earlier else {}).items():
         # Jobs that are deleted and keys that are revoked keep their records.
         if count > counts[topic]:
             raise ConflictError(
-                f"the backup there has {count:,} records of {topic}, and Kafka has"
-                f" {counts[topic]:,}: it has lost some; keep that backup, or choose another file"
+                f"the existing backup has {count:,} records of {topic}, but Kafka has only"
+                f" {counts[topic]:,}; Kafka has lost some, so keep that backup or choose another"
+                " file"
             )
     return msgspec.json.format(msgspec.json.encode(_Backup(clock(), found))), counts
 
@@ -104,9 +107,9 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
     """
     backup = _decoded(content)
     if not backup.topics:
-        raise UserError("the file is no backup of DOLL: it names no topic")
+        raise UserError("the file is not a backup of DOLL: it names no topic")
     if unknown := sorted(backup.topics.keys() - set(_TABLES.values())):
-        raise UserError(f"the file is no backup of DOLL: it names the topic {unknown[0]!r}")
+        raise UserError(f"the file is not a backup of DOLL: it names the topic {unknown[0]!r}")
     written, differing = dict[str, int](), list[str]()
     for noun, topic in _TABLES.items():
         if topic not in backup.topics:
@@ -120,7 +123,7 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
 
 
 def _decoded(content: bytes) -> _Backup:
-    return decoded(_BACKUP.decode, content, "the file is no backup of DOLL", UserError)
+    return decoded(_BACKUP.decode, content, "the file is not a backup of DOLL", UserError)
 
 
 def _counts(found: Mapping[str, _Topic]) -> dict[str, int]:
@@ -131,7 +134,7 @@ def _differing(topic: str, saved: Mapping[str, str], now: Mapping[str, str]) -> 
     """Return a sentence for each setting that is not as it was saved."""
     ours = table_topic(topic).settings
     return [
-        f"{topic}: {name} was {saved[name]}, and is {now.get(name, 'not set')}"
+        f"{topic}: {name} was {saved[name]} and is now {now.get(name, 'not set')}"
         for name in sorted(saved)
         if now.get(name) != saved[name] and name not in ours
     ]
@@ -180,8 +183,8 @@ class BackupTable(CompactedTable[T]):
             taken = sorted(new.keys() & now.keys())
             if taken and not replace:
                 raise ConflictError(
-                    f"{self._partition.topic} has other records of {', '.join(taken)}: nothing was"
-                    " written; --replace writes the records of the backup over them"
+                    f"{self._partition.topic}: already has other records of {', '.join(taken)},"
+                    " nothing was written; use --replace to overwrite them with the backup's"
                 )
             writes = {secrets.token_hex(8).encode(): name for name in new}
             self._outcomes.update(dict.fromkeys(writes))
@@ -191,7 +194,7 @@ class BackupTable(CompactedTable[T]):
                         number = now[name].number + 1 if name in now else new[name].number
                         self._append(writer, name, number, write, new[name].value)
                     if not writer.flush(PATIENCE_S):
-                        raise UnavailableError("Kafka did not confirm all records: restore again")
+                        raise UnavailableError("Kafka did not confirm all records; restore again")
                 self._catch_up()
                 lost = sorted(name for write, name in writes.items() if not self._outcomes[write])
             finally:
@@ -199,6 +202,6 @@ class BackupTable(CompactedTable[T]):
                     del self._outcomes[write]
             if lost:
                 raise ConflictError(
-                    f"others wrote {', '.join(lost)} meanwhile: stop them and restore again"
+                    f"other programs wrote {', '.join(lost)} meanwhile; stop them and restore again"
                 )
             return len(new)

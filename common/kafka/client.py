@@ -194,7 +194,7 @@ def forbidden(error: KafkaError, *rights: str) -> str:
     """Return a text that names the refused right: one of `rights`, by its resource."""
     kind = FORBIDDEN[error.code()]
     right = next((each for each in rights if f" on {kind} " in each), f"a right on a {kind}")
-    return f"Kafka refuses {right}: add it as in docs/howto/security.md ({error.name()})"
+    return f"Kafka refuses {right}: grant it as in docs/howto/security.md ({error.name()})"
 
 
 def as_ours(error: KafkaError, doing: str, *rights: str) -> OutsideError:
@@ -299,7 +299,7 @@ class Complaints:
 
 def _message(error: KafkaError, doing: str) -> str:
     said = _TIMES.sub("", error.str())
-    return f"{doing}: Kafka does not let us in: {said} ({_SHUT_OUT[error.code()]})"
+    return f"{doing}: Kafka refuses the connection: {said} ({_SHUT_OUT[error.code()]})"
 
 
 def consume(

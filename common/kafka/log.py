@@ -127,7 +127,9 @@ class KafkaLog:
         if not topics:
             return
         if self._settings.topic_maker is not None:
-            raise OutsideError("the built-in Kafka deletes none: they go when it ends")
+            raise OutsideError(
+                "the built-in Kafka cannot delete topics; they are deleted when it ends"
+            )
         self._meet_admin(topics)
         timeout_s = self._settings.request_timeout_s
         answers = self._admin.delete_topics(
@@ -265,7 +267,7 @@ class KafkaLog:
             if isinstance(answer, FoundTopic):
                 found[topic] = answer
             elif answer.code() not in UNKNOWN:
-                raise as_ours(answer, f"what {topic} is", self._describe(topic))
+                raise as_ours(answer, f"description of {topic}", self._describe(topic))
         return found
 
     def agrees(
@@ -280,7 +282,7 @@ class KafkaLog:
             if place not in ends:
                 if place not in self.partitions(place.topic):
                     raise UnknownTopicError(f"there is no {place}")
-                raise UnavailableError(f"nobody can tell now where {place} ends", "kafka")
+                raise UnavailableError(f"Kafka does not return the end of {place} now", "kafka")
             if "" != known.topic_id != ends[place].topic_id != "":
                 diverged[place] = 0
             else:
@@ -485,8 +487,8 @@ class KafkaLog:
         """Return the message for a Kafka that was never found."""
         address = f"no Kafka at {self._settings.bootstrap}"
         if self._settings.named:
-            return f"{address} (DOLL_KAFKA): start it, or name another"
-        return f'{address} (DOLL_KAFKA is not set): start one with "doll up", or name yours'
+            return f"{address} (DOLL_KAFKA); start it, or set another address"
+        return f'{address} (DOLL_KAFKA is not set); start one with "doll up", or set DOLL_KAFKA'
 
     def _asked(self, topic: str | None, doing: str, timeout_s: float) -> dict[str, TopicMetadata]:
         try:
@@ -549,7 +551,7 @@ class KafkaLog:
                 return
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(map(str, missing)))
-                raise UnavailableError(f"made, but not usable yet: {names}")
+                raise UnavailableError(f"topics were created but are not usable yet: {names}")
             time.sleep(_METADATA_RETRY_S)
 
     def _search_time(self, partition: Partition, bounds: Bounds, timestamp_s: float) -> int:
@@ -591,7 +593,7 @@ def _all_deleted(
 
 def _refusal(topic: NewTopic, error: KafkaError) -> str:
     return (
-        f"Kafka does not make the topic {topic.name} for us: {error.str()} ({error.name()});"
+        f"Kafka refuses to create the topic {topic.name}: {error.str()} ({error.name()});"
         f" {_by_hand(topic)}"
     )
 
@@ -599,6 +601,6 @@ def _refusal(topic: NewTopic, error: KafkaError) -> str:
 def _by_hand(topic: NewTopic) -> str:
     config = "".join(f" --config {name}={value}" for name, value in topic.settings.items())
     return (
-        "make it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create"
-        f" --topic {topic.name} --partitions {topic.partitions}{config}"
+        "create it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create --topic"
+        f" {topic.name} --partitions {topic.partitions}{config}"
     )

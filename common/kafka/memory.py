@@ -451,7 +451,7 @@ class MemoryLog:
         """
         with self._changed:
             if self._away:
-                raise UnavailableError("the log in memory plays a broker that is away")
+                raise UnavailableError("the in-memory log simulates an unavailable broker")
             yield
 
     @contextmanager
@@ -547,7 +547,9 @@ class MemoryLog:
         limit = int(self._settings[record.topic]["max.message.bytes"])
         limit, size = min(limit, MAX_RECORD_BYTES), len(record.value or b"")
         if size > limit:
-            raise RecordTooLargeError(f"{record.topic} takes records of {limit} bytes, not {size}")
+            raise RecordTooLargeError(
+                f"{record.topic} accepts records of at most {limit} bytes, got {size}"
+            )
 
     def _make(self, topic: str, partitions: int) -> None:
         self._topics[topic] = [PartitionLog() for _ in range(partitions)]
@@ -600,7 +602,9 @@ class MemorySpanReader:
             if stored.start > span.start:
                 raise ExpiredError(f"{span} has expired: its partition starts at {stored.start}")
             if stored.end < span.end:
-                raise UnavailableError(f"{span} is not there: its partition ends at {stored.end}")
+                raise UnavailableError(
+                    f"{span} does not exist yet: its partition ends at {stored.end}"
+                )
             run = stored.read(span.start, span.end - span.start)
             return fetched(span.place, [each for each in run if each.offset < span.end])
 
@@ -629,7 +633,7 @@ class MemoryTail:
             at, stored = self._position, self._log.stored(self._partition)
             if loss := self._log.loss(self._partition, at):
                 if loss.recreated:
-                    raise RecreatedError(f"{self._partition} is another topic's")
+                    raise RecreatedError(f"{self._partition} belongs to a recreated topic")
                 raise TruncatedError(f"{self._partition} was cut", loss.divergent_offset)
             if at.offset < stored.start:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")

@@ -54,11 +54,13 @@ def check_stream(name: str) -> None:
     """
     if not STREAM.fullmatch(name) or name in {".", ".."}:
         raise ValueError(
-            f"{name!r} cannot be a Kafka topic: up to 245 letters, digits, dots, underscores and"
-            " hyphens can"
+            f"{name!r} cannot be a Kafka topic; use up to 245 letters, digits, dots, underscores"
+            " and hyphens"
         )
     if name.startswith(RESERVED_PREFIX):
-        raise ValueError(f"{name!r}: names with {RESERVED_PREFIX} are reserved")
+        raise ValueError(
+            f"{name!r} is reserved; use a name that does not begin with {RESERVED_PREFIX}"
+        )
 
 
 def job_id(name: str, incarnation: int) -> str:

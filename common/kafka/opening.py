@@ -97,14 +97,15 @@ class MskToken:
             from boto3.session import Session  # noqa: PLC0415 -- comes with it
         except ModuleNotFoundError as error:
             raise UserError(
-                "DOLL_KAFKA_SASL_MECHANISM: what signs for Amazon MSK is not installed here:"
-                " pip install 'doll[msk]'"
+                "DOLL_KAFKA_SASL_MECHANISM: the library that signs for Amazon MSK is not"
+                " installed; run pip install 'doll[msk]'"
             ) from error
         named = _REGION.search(bootstrap)
         self._region = named[1] if named else Session().region_name
         if not self._region:
             raise UserError(
-                "DOLL_KAFKA names no region of Amazon MSK: set AWS_DEFAULT_REGION to the cluster's"
+                "DOLL_KAFKA: the address contains no region of Amazon MSK; set AWS_DEFAULT_REGION"
+                " to the cluster's region"
             )
         self._signed = MSKAuthTokenProvider.generate_auth_token
 

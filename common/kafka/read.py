@@ -60,7 +60,9 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
     try:
         return None if record.value is None else decode(record.value)
     except FutureFormatError as error:
-        raise FutureFormatError(f"offset {record.offset}: {error}; run a newer doll") from error
+        raise FutureFormatError(
+            f"offset {record.offset}: {error}; run a newer version of doll"
+        ) from error
     except WireError:
         return None
 

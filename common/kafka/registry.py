@@ -137,7 +137,7 @@ class ConfluentRegistry:
         for each in schema.references or ():
             place = each.subject, each.version
             if place in above or len(above) >= DEEPEST_REFERENCE or len(known) > MOST_REFERENCES:
-                raise self._odd(f"the references of {place} form a loop, or are too many")
+                raise self._odd(f"the references of schema {place} form a loop or are too many")
             if place not in known:
                 path = f"subjects/{quote(each.subject, safe='')}/versions/{each.version}"
                 other = await self._get(path)
@@ -165,7 +165,7 @@ class ConfluentRegistry:
             else:
                 break
         if status in (401, 403):
-            raise RefusedError(f"{self._name} refuses {path}: status {status}")
+            raise RefusedError(f"{self._name} denies access to {path}: status {status}")
         what = f"{self._name}: {path}: status {status}"
         if status == 200:
             return decoded(_REGISTERED.decode, body, what, UnavailableError)
@@ -188,8 +188,8 @@ class ConfluentRegistry:
             url = bearer["issuer.endpoint.url"]
             status, body = await self._http.answer("POST", url, data=form, auth=auth)
             if status != 200:
-                raise RefusedError(f"{url} gives no token: status {status}")
-            what = f"{self._name}: {url} gives no token"
+                raise RefusedError(f"{url} returned no token: status {status}")
+            what = f"{self._name}: {url} returned no token"
             token = decoded(_TOKEN.decode, body, what, UnavailableError)
             self._token = token.access_token
             self._token_until = monotonic() + 0.8 * token.expires_in

@@ -55,8 +55,8 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
         from common.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- its client is optional
     except ModuleNotFoundError as error:
         raise UserError(
-            "DOLL_SCHEMA_REGISTRY_URL: what asks a registry is not installed here:"
-            " pip install 'doll[registry]'"
+            "DOLL_SCHEMA_REGISTRY_URL: the schema registry's client is not installed; run pip"
+            " install 'doll[registry]'"
         ) from error
     return ConfluentRegistry(settings.schema_registry)
 
@@ -91,8 +91,8 @@ class JobSchemas:
             if number not in self._found:
                 if self._registry is None:
                     raise UnavailableError(
-                        f"schema {number} is not known, and no registry to ask:"
-                        " set DOLL_SCHEMA_REGISTRY_URL"
+                        f"schema {number} is unknown, and no schema registry is configured; set"
+                        " DOLL_SCHEMA_REGISTRY_URL"
                     )
                 schema = self._registry.schema(number)
                 if schema is None:
@@ -102,7 +102,7 @@ class JobSchemas:
             if number not in self._found:
                 # The topic may be another one by now.
                 self._next = 0
-                raise UnavailableError(f"{self._place.topic} does not give back schema {number}")
+                raise UnavailableError(f"{self._place.topic} does not return schema {number}")
             return self._found[number]
 
     def teach(self, codec: RegisteredCodec, values: Sequence[bytes | None]) -> None:
@@ -136,6 +136,6 @@ class JobSchemas:
             with closing(self._log.writer()) as writer:
                 writer.append(topic.name, encode_schema(found))
                 if not writer.flush(_PATIENCE_S):
-                    raise UnavailableError(f"Kafka has not taken schema {found.id} yet")
+                    raise UnavailableError(f"Kafka has not confirmed schema {found.id} yet")
         except BrokenWriterError as error:
-            raise UnavailableError(f"Kafka has not taken schema {found.id}: {error}") from error
+            raise UnavailableError(f"Kafka refused schema {found.id}: {error}") from error

@@ -63,7 +63,9 @@ class EmbeddedControl:
                 connection.sendall(f"{command}\n".encode())
                 answer = connection.makefile().readline().strip()
         except OSError as error:
-            raise UnavailableError(f"the embedded Kafka at {self.path} is gone: {error}") from error
+            raise UnavailableError(
+                f"the embedded Kafka at {self.path} has ended: {error}"
+            ) from error
         if answer.startswith("error"):
             raise OutsideError(f"the embedded Kafka refuses {command!r}: {answer}")
         return answer

@@ -76,7 +76,8 @@ class KafkaSpanReader:
                     self._meet(span, _LOOK_S)
                     self._renew()
                     raise UnavailableError(
-                        f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
+                        f"{span} was not received within {timeout_s} s; read up to offset"
+                        f" {cursor.position}"
                     )
                 wanted = min(span.end - cursor.position, _MAX_RECORDS)
                 messages = consume(self._client, wanted, left_s)
@@ -156,4 +157,4 @@ class KafkaSpanReader:
         if start > span.start:
             raise ExpiredError(f"{span} has expired: its partition starts at {start}")
         if end < span.end:
-            raise UnavailableError(f"{span} is not there: its partition ends at {end}")
+            raise UnavailableError(f"{span} does not exist yet: its partition ends at {end}")

@@ -71,7 +71,7 @@ PATIENCE_S = 15.0
 # Digits of a number: more than writers can ever reach one by one.
 _MOST_DIGITS = 15
 # Remedy if the topic has lost records.
-RESTORE = "bring the records back with `doll restore FILE`"
+RESTORE = "restore the records with `doll restore FILE`"
 # Each lost race has another winner: 20 in a row mean that some program writes in a loop.
 _ATTEMPTS = 20
 
@@ -240,8 +240,8 @@ class CompactedTable(Generic[T]):
                 with self._lock:
                     self._repair(name)
         raise ConflictError(
-            f'others changed the {self._noun} "{name}" each time that this change was tried; it was'
-            " not made: try again"
+            f'other programs changed the {self._noun} "{name}" during every attempt, so this'
+            " change was not made; try again"
         )
 
     def repair(self) -> None:
@@ -276,7 +276,7 @@ class CompactedTable(Generic[T]):
         try:
             self._append(writer, name, number, write, value)
             if not writer.flush(PATIENCE_S):
-                raise self._unknown_fate(name, "Kafka did not confirm it")
+                raise self._unknown_fate(name, "Kafka did not confirm the change")
             with self._lock:
                 if self._outcomes[write] is None:
                     self._catch_up()
@@ -288,7 +288,7 @@ class CompactedTable(Generic[T]):
                 del self._outcomes[write]
             writer.close()
         if counts is None:
-            raise self._unknown_fate(name, "it cannot be read back")
+            raise self._unknown_fate(name, "the change cannot be read back")
         return counts
 
     def _append(self, writer: Writer, name: str, number: int, write: bytes, value: bytes) -> None:
@@ -313,7 +313,7 @@ class CompactedTable(Generic[T]):
     def _unknown_fate(self, name: str, reason: str) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f'the change of the {self._noun} "{name}" may have been made, or may still be made:'
-            f" {reason}; look with `doll {self._noun} list`"
+            f" {reason}; check with `doll {self._noun} list`"
         )
 
     def _catch_up(self) -> None:
@@ -425,7 +425,9 @@ class CompactedTable(Generic[T]):
         name = (record.key or b"").decode(errors="replace")
         in_force, number = self._in_force.get(name), _number_of(record)
         if record.value is None or number is None:
-            self._reject(record, "it has no number or no value: another program wrote it")
+            self._reject(
+                record, "the record has no number or no value, so another program wrote it"
+            )
         elif in_force is None or number > in_force.number:
             self._in_force[name] = InForce(number, record.value)
             self._remembered.discard(name)

@@ -381,7 +381,7 @@ class _TailConsumer:
     # --- the consumer's thread --------------------------------------------------------------------
 
     def _run(self) -> None:
-        fault: OutsideError = OutsideError("the log was closed while somebody read from it")
+        fault: OutsideError = OutsideError("the log was closed while a reader used it")
         try:
             self._read_on()
         # This client cannot recover from the error.
@@ -584,8 +584,8 @@ class _TailConsumer:
     def _identify(self, tail: KafkaTail, topic_id: str) -> None:
         self._unidentified.discard(tail.partition)
         if topic_id and topic_id != tail.cursor.topic_id:
-            text = f"the topic {tail.partition.topic} was deleted and created anew"
-            self._give_up(tail, RecreatedError(f"{text}: what it held is lost"))
+            text = f"the topic {tail.partition.topic} was deleted and recreated"
+            self._give_up(tail, RecreatedError(f"{text}; its earlier records are lost"))
         elif tail.partition not in self._assigned and not tail.is_full:
             self._assign(tail)
 
@@ -638,7 +638,7 @@ class _TailConsumer:
             )
         elif (diverged := self._stopped[partition]) is not None or position > found.end:
             at = found.end if diverged is None else diverged
-            lost = f"the records that it had from {at} on, and was read up to {position}"
+            lost = f"its records from offset {at} on, but was read up to offset {position}"
             self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))
         else:
             del self._suspects[partition]

@@ -100,8 +100,8 @@ class KafkaTransactions:
                 raise self._refused from raised
             if error.fatal():
                 raise DeliveryError(
-                    f"writing as {self._name}: another process does so now, or this one stood still"
-                    f" for too long: {error.str()}"
+                    f"writing as {self._name}: another process uses this name now, or this process"
+                    f" was frozen for too long: {error.str()}"
                 ) from raised
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise refusal_of(topic, error, self._settings) from raised

@@ -128,7 +128,7 @@ class SharedProducer:
             self._ending = True
         self._wanted.set()
         self._thread.join()
-        self._fail(DeliveryError("the log was closed while somebody wrote to it"))
+        self._fail(DeliveryError("the log was closed while a writer used it"))
 
     def _serve(self) -> None:
         moved = set[KafkaWriter]()
@@ -327,7 +327,7 @@ class KafkaWriter:
                 return
             if not self._waits:
                 raise UnavailableError(
-                    f"{topic}: Kafka has not taken {queued} bytes that were written before",
+                    f"{topic}: Kafka has not confirmed {queued} bytes that were written before",
                     "kafka",
                 )
             self._news.wait()
@@ -370,8 +370,8 @@ def refusal_of(topic: str, error: KafkaError, settings: KafkaSettings) -> Delive
         right = forbidden(error, settings.right("write", f"topic {topic}"))
         return BrokenWriterError(right)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
-    message = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"
+        return RecordTooLargeError(f"{topic}: the record is too large: {error.str()}")
+    message = f"{topic}: Kafka refused a record, which is lost: {error.str()} ({error.name()})"
     if error.code() == KafkaError.INVALID_RECORD:
-        message += "; a topic that is compacted takes no record without a key"
+        message += "; a compacted topic accepts no record without a key"
     return (BrokenWriterError if error.code() in _BROKEN else DeliveryError)(message)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Remedy for weights of another model.
-OTHER_TASK = "give this process the task's code of the version that learned it"
+OTHER_TASK = "run this process with the version of the task's code that trained the model"
 
 
 class Base:

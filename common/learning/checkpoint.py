@@ -77,7 +77,7 @@ class Kind(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return why a snapshot of this kind does not fit a trainer's own; empty if it fits."""
         found = ""
         if str(self) != str(own):
-            found = f"it holds {self}, but this job's model has {own}"
+            found = f"the snapshot contains {self}, but this job's model has {own}"
         bases = ""
         if self.base != own.base:
             bases = f"its frozen tensors have digest {self.base[:16] or 'none'}, expected "
@@ -183,7 +183,7 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
         return tensors, _metadata(data)
     except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError, KeyError) as error:
-        raise CorruptError(f"{len(data)} bytes do not hold tensors: {error}") from error
+        raise CorruptError(f"{len(data)} bytes do not contain tensors: {error}") from error
 
 
 def _metadata(data: bytes) -> dict[str, str]:
@@ -193,7 +193,7 @@ def _metadata(data: bytes) -> dict[str, str]:
         CorruptError: If the bytes do not contain it.
     """
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    what = f"no layout is in the first {len(data)} bytes"
+    what = f"the first {len(data)} bytes contain no layout"
     return decoded(_HEADER.decode, data[_LENGTH:end], what, CorruptError).metadata
 
 
@@ -203,7 +203,7 @@ def kind_in(metadata: Mapping[str, str]) -> Kind:
     Raises:
         CorruptError: If the metadata lacks them.
     """
-    what = "it does not say whose snapshot it is"
+    what = "the snapshot does not name its optimizer and model"
     return decoded(_KIND.decode, metadata.get("trainer", ""), what, CorruptError)
 
 
@@ -338,7 +338,7 @@ def slices_head(metadata: Mapping[str, str]) -> SlicesHead:
     Raises:
         CorruptError: If the metadata lacks it.
     """
-    what = "it does not say whose slices it holds"
+    what = "the snapshot does not name the owners of its slices"
     return decoded(_SLICES_HEAD.decode, metadata.get(SLICES, ""), what, CorruptError)
 
 
@@ -368,10 +368,10 @@ def whole_of(parts: Iterable[bytes]) -> bytes:
         for number in head.numbers:
             weights = tensors.get(f"{number}.{WEIGHTS}")
             if weights is None:
-                raise CorruptError(f"it lacks the weights of slice {number}")
+                raise CorruptError(f"the snapshot lacks the weights of slice {number}")
             found[number] = weights, slice_state(tensors, number)
     if not heads or len({(head.kind, head.count) for head in heads}) > 1:
-        raise CorruptError("they are slices of no model, or of several")
+        raise CorruptError("the slices belong to no model, or to several")
     kind, count = heads[0].kind, heads[0].count
     if lacking := set(range(count)) - found.keys():
         raise CorruptError(f"slices {sorted(lacking)} are missing")

@@ -65,12 +65,12 @@ def export(
     try:
         missing = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise CorruptError(f"the weights are of another network: {one_line(error)}") from error
+        raise CorruptError(f"the weights belong to another network: {one_line(error)}") from error
     # Counters are not weights. See `training_state`.
     lost = [name for name in missing.missing_keys if not name.endswith("num_batches_tracked")]
     if lost or missing.unexpected_keys:
         names = ", ".join([*lost, *missing.unexpected_keys])
-        raise CorruptError(f"the weights are of another network: {names}")
+        raise CorruptError(f"the weights belong to another network: {names}")
     module.eval()
     read = forward_of(task, module, fields).fields
     columns = tuple(zeros_of(read).values())

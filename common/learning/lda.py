@@ -79,7 +79,7 @@ class TopicModel:
         looked_up = module(index)
         with torch.no_grad():
             if not bool((weight > 0).all()):
-                raise ValueError("a topic's weight is not above zero: take smaller steps of sgd")
+                raise ValueError("a topic's weight is not above zero; use a smaller learning rate")
             topics = torch.exp(torch.digamma(looked_up) - torch.digamma(weight.sum(0)))
             costs, statistics = self._fit(topics, counts.float())
         prior = (weight * (weight.detach() - self.eta)).sum()

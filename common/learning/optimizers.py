@@ -118,7 +118,7 @@ class _Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum")
+            raise ValueError("nesterov needs a momentum above 0")
 
 
 class _Momentum(_Sgd, frozen=True, forbid_unknown_fields=True):
@@ -198,4 +198,4 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 def _check_learning_rate(learning_rate: float) -> None:
     if not 0 < learning_rate < float("inf"):
-        raise UserError(f"optimizer.learning_rate {learning_rate} is not above zero")
+        raise UserError(f"optimizer.learning_rate: must be above 0 and finite, got {learning_rate}")

@@ -35,7 +35,9 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """
     has_gpu = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise UserError("device 'cuda': PyTorch finds no GPU here; use 'auto' or 'cpu'")
+        raise UserError(
+            "DOLL_DEVICE: is cuda, but PyTorch finds no GPU on this machine; use auto or cpu"
+        )
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
@@ -165,7 +167,7 @@ class FlatModel:
             OtherModelError: If they do not.
         """
         if found := difference(layout, self.layout):
-            raise OtherModelError(f"the stored model is not the task's: {found}: {OTHER_TASK}")
+            raise OtherModelError(f"the stored model is not the task's: {found}; {OTHER_TASK}")
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Load parameters and buffers.
@@ -190,7 +192,9 @@ class FlatModel:
             CorruptError: If the vector's length is not this model's.
         """
         if changes.size != len(self.state):
-            raise CorruptError(f"changes of {changes.size} numbers, of {len(self.state)}")
+            raise CorruptError(
+                f"changes for a model of {changes.size} numbers do not fit one of {len(self.state)}"
+            )
         if self._host is self.state:
             write_to(self._host.numpy(), changes)
         else:
@@ -259,8 +263,8 @@ class FlatModel:
         for name, buffer in self._buffers.items():
             if self.module.get_buffer(name) is not buffer:
                 raise UserError(
-                    f"buffer {name!r} was replaced by a new tensor, so its changes would be lost: "
-                    "write into it with copy_() or another in-place operation"
+                    f"buffer {name!r} was replaced by a new tensor, so its changes would be lost;"
+                    " write into it with copy_() or another in-place operation"
                 )
 
 
@@ -309,9 +313,9 @@ def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
             continue
         if not buffer.is_floating_point():
             raise UserError(
-                f"buffer {name!r} is {buffer.dtype} and might change, but only float32 is "
-                "averaged over batches: register a constant with persistent=False, and give batch "
-                "normalisation a momentum"
+                f"buffer {name!r} is {buffer.dtype} and might change, but only float32 is"
+                " averaged over batches; register a constant with persistent=False, and give batch"
+                " normalisation a momentum"
             )
         buffers[name] = buffer
     trained = {**parameters, **buffers}

@@ -83,10 +83,10 @@ class ImageClassifierOptions(_Options, frozen=True):
         own = {"cnn-small": SMALLEST_PADDED, "resnet-32": SMALLEST_RESNET}
         smallest = own.get(self.fitting, SMALLEST_UNPADDED)
         if min(self.height, self.width) < smallest:
-            hint = "" if smallest == SMALLEST_PADDED else ": use cnn-small"
+            hint = "" if smallest == SMALLEST_PADDED else "; use cnn-small"
             raise UserError(
-                f"{self.height}x{self.width} is too small for the network {self.fitting}, which"
-                f" takes images from {smallest}x{smallest} up{hint}"
+                f"images of {self.height}x{self.width} are too small for the network"
+                f" {self.fitting}, which needs at least {smallest}x{smallest}{hint}"
             )
 
 
@@ -204,12 +204,13 @@ def options_of(name: str, options: Mapping[str, object]) -> Options:
         UserError: If there is no such task, or an option is invalid.
     """
     if name not in BUILT_IN:
-        raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")
+        raise UserError(f"task: must be one of {', '.join(TASK_NAMES)}, got {name!r}")
     kind = BUILT_IN[name]
     if "normalise" in options and "normalise" not in kind.__struct_fields__:
         raise UserError(
-            f"task {name!r} has no normalise, which is of logistic-regression and tabular-mlp: what"
-            " a sparse record leaves out would be zero no more, and images are scaled already"
+            f"task {name!r}: has no option `normalise`, which only logistic-regression and"
+            " tabular-mlp have; it would make the omitted values of sparse records nonzero, and"
+            " images are scaled already"
         )
     try:
         read = converted(dict(options), kind)

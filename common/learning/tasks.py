@@ -282,12 +282,12 @@ def check_fields(task: Task, fields: Sequence[Field]) -> None:
             raise UserError(f"the task reads a field {name!r}; the records have {known}")
         if shape is not None and field.shape != shape:
             raise UserError(
-                f"field {name!r} has shape {list(field.shape)}, the task reads {list(shape)}: "
-                "change the field or the options of the task"
+                f"field {name!r} has shape {list(field.shape)}, but the task reads {list(shape)};"
+                " change the field or the options of the task"
             )
         if field.dtype not in dtypes:
             raise UserError(
-                f"field {name!r} is {field.dtype}, the task reads {' or '.join(dtypes)}"
+                f"field {name!r} is {field.dtype}, but the task reads {' or '.join(dtypes)}"
             )
 
 
@@ -297,7 +297,7 @@ def _taken_name(error: ImportError | AttributeError) -> str:
         package = (error.name or "").partition(".")[0]
     else:
         package = getattr(error.obj, "__name__", "")
-    return f": {package!r} is DOLL's own package here; rename yours" * (package in _OUR_PACKAGES)
+    return f"; {package!r} is also a package of DOLL, so rename yours" * (package in _OUR_PACKAGES)
 
 
 def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collection[str]) -> Task:

@@ -18,6 +18,6 @@ def need_torch(what: str) -> None:
     """
     if find_spec("torch") is None:
         raise UserError(
-            f"{what} needs PyTorch, which is not installed here: `pip install 'doll[worker]'`, or"
-            " do it in a container of the image doll-worker"
+            f"{what} needs PyTorch, which is not installed here; run `pip install 'doll[worker]'`,"
+            " or use a container of the image doll-worker"
         )

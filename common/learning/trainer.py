@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EVERYWHERE = slice(None)
 # Remedy for a snapshot of another model.
-REMEDY = "bring back the task's code and options of then, or submit a new job"
+REMEDY = "restore the task's former code and options, or submit a new job"
 # Share of the vector above which scattered access is slower than using the whole vector.
 _SCATTERED = 1 / 8
 
@@ -240,8 +240,12 @@ def unpacked(data: bytes) -> TrainerState:
     state = {name.removeprefix(STATE): value for name, value in tensors.items()}
     expected = STATE_NAMES.get(kind.optimizer)
     if state and state.keys() != expected:
-        raise CorruptError(f"{kind.optimizer} comes with {sorted(state)}, expected {expected}")
+        raise CorruptError(
+            f"the state of {kind.optimizer} has {sorted(state)}, expected {expected}"
+        )
     for name, value in state.items():
         if value.shape not in ((), (kind.parameters,)):
-            raise CorruptError(f"its {name} has shape {value.shape}, expected ({kind.parameters},)")
+            raise CorruptError(
+                f"the state's {name} has shape {value.shape}, expected ({kind.parameters},)"
+            )
     return TrainerState(kind, weights, state)

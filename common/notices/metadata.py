@@ -60,7 +60,7 @@ class InstanceMetadata:
         """
         body = self.get(_ZONE_ID) or b""
         if not _ZONE_SHAPE.fullmatch(body):
-            raise OutsideError(f"{self._endpoint}{_ZONE_ID} told no zone but {body[:40]!r}")
+            raise OutsideError(f"{self._endpoint}{_ZONE_ID} must return a zone, got {body[:40]!r}")
         return body.decode()
 
     def get(self, path: str) -> bytes | None:
@@ -83,7 +83,9 @@ class InstanceMetadata:
             status, token = self._ask("PUT", _TOKEN, (_TTL_HEADER, str(_TOKEN_TTL_S)))
             self._granted(_TOKEN, status, token)
             if not _TOKEN_SHAPE.fullmatch(token):
-                raise OutsideError(f"{self._endpoint}{_TOKEN} gave no token but {token[:40]!r}")
+                raise OutsideError(
+                    f"{self._endpoint}{_TOKEN} must return a token, got {token[:40]!r}"
+                )
             self._token = token.decode()
             self._renew_at = asked_at + _TOKEN_TTL_S - _RENEW_S
         return self._token

@@ -191,7 +191,7 @@ def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
     # The error's text may show pieces of the URL.
     except (ValueError, TypeError, redis.RedisError):
         raise UserError(
-            "DOLL_REDIS: the URL has a part or an option that Redis's client does not know"
+            "DOLL_REDIS: the URL has a part or an option that the Redis client does not support"
         ) from None
     return client
 
@@ -237,19 +237,19 @@ def _meaning(
 ) -> OutsideError:
     if isinstance(error, redis.AuthenticationError):
         return kind(
-            f"Redis does not accept our name or password, it says: {text} (check"
-            " the URL in DOLL_REDIS, and DOLL_REDIS_PASSWORD)"
+            f"Redis rejects the user name or password: {text} (check the URL in DOLL_REDIS, and"
+            " DOLL_REDIS_PASSWORD)"
         )
     if isinstance(error, redis.exceptions.NoPermissionError):
-        return kind(f"Redis does not let us do {doing or 'this'}: {text} ({_RIGHTS})")
+        return kind(f"Redis denies {doing or 'the command'}: {text} ({_RIGHTS})")
     advice = next((found for found in map(_tls_advice, _causes(error)) if found), "")
     if advice:
-        return OutsideError(f"no safe connection to Redis: {text} ({advice})")
+        return OutsideError(f"the TLS connection to Redis failed: {text} ({advice})")
     if doing:
         return kind(f"Redis refused {doing}: {text}")
     if kind is UnavailableError:
         return kind(f"Redis is unavailable: {text}")
-    return kind(f"this is no Redis that we understand: {text}")
+    return kind(f"the server at DOLL_REDIS does not answer like Redis: {text}")
 
 
 def _tls_advice(error: BaseException) -> str:
@@ -257,11 +257,20 @@ def _tls_advice(error: BaseException) -> str:
     # The library's type says that there is always a reason, but Python's own errors lack it.
     reason = getattr(error, "reason", "") or "" if isinstance(error, ssl.SSLError) else ""
     if reason == "CERTIFICATE_VERIFY_FAILED":
-        return "DOLL_REDIS_CA must name the file of the authority that signed for this very host"
+        return (
+            "set DOLL_REDIS_CA to the certificate file of the authority that signed this host's"
+            " certificate"
+        )
     if reason == "WRONG_VERSION_NUMBER":
-        return "nobody speaks TLS there: another port, or redis:// instead of rediss://"
+        return (
+            "the server does not use TLS on this port; set another port, or redis:// instead of"
+            " rediss://"
+        )
     if "ALERT" in reason:
-        return "it refuses our certificate, or wants one: DOLL_REDIS_CERT and DOLL_REDIS_KEY"
+        return (
+            "the server rejects the client certificate or requires one; set DOLL_REDIS_CERT and"
+            " DOLL_REDIS_KEY"
+        )
     return ""
 
 
@@ -289,7 +298,7 @@ def _naming(variable: str) -> Iterator[None]:
         yield
     except ssl.SSLError as error:
         raise UserError(
-            f"{variable}: the file holds no certificate, or no key that fits it without a password"
+            f"{variable}: the file contains no certificate, or no matching key without a password"
         ) from error
     except OSError as error:
         raise UserError(f"{variable}: the file cannot be read: {error.strerror}") from error

@@ -184,7 +184,9 @@ class RedisBoard:
             if trigger is not None and entry_id(trigger.id).encode() == name:
                 found.append(trigger)
             elif trigger is not None:
-                self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
+                self._rejections.reject(
+                    "trigger id", f"trigger {trigger.id} is stored under another id, {name!r}"
+                )
         return found
 
     # --- replies ----------------------------------------------------------------------------------
@@ -489,7 +491,7 @@ class RedisBoard:
         return self._server.judged(commands, answers)
 
     def _reject_key(self, key: str) -> None:
-        self._rejections.reject("type", f"{key} holds another type than a job's")
+        self._rejections.reject("type", f"{key} has another Redis type than this key of a job")
 
 
 def replies_key(replica: str) -> str:
@@ -510,7 +512,7 @@ def entry_id(trigger: TriggerId) -> str:
 def _epoch(name: bytes) -> int:
     epoch = int(name)
     if str(epoch).encode() != name:
-        raise ValueError(f"not how epoch {epoch} is written")
+        raise ValueError(f"epoch {epoch} is not in canonical form")
     return epoch
 
 

@@ -131,7 +131,7 @@ class RedisRoster:
             self._server.ask(("HDEL", _SPREAD, *fields))
 
     def _reject_key(self, key: str) -> None:
-        self._rejections.reject("key", f"{key} holds another type than a hash")
+        self._rejections.reject("key", f"{key} is not a Redis hash")
 
 
 def field_of(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
@@ -151,7 +151,7 @@ def parsed_record(
     else:
         record = rejections.parse("worker placement", wire.decode_placement, value)
     if record is not None and field_of(record)[0] != field:
-        rejections.reject("field", f"the record of another stands at {field!r}")
+        rejections.reject("field", f"the field {field!r} has the record of another job or worker")
         return None
     return record
 
@@ -191,7 +191,7 @@ class RedisRendezvous:
                 return []
 
     def _reject_key(self, key: str) -> None:
-        self._rejections.reject("key", f"{key} holds another type than a stream")
+        self._rejections.reject("key", f"{key} is not a Redis stream")
 
 
 @dataclass(slots=True)

@@ -181,7 +181,7 @@ class RedisReplies:
                 return found
 
     def _reject_key(self, key: str) -> None:
-        self._rejections.reject("type", f"{key} holds another type than replies")
+        self._rejections.reject("type", f"{key} is not a Redis list of replies")
 
 
 class LeaseHolders:

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 def find_problem(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return the problem in one line; empty if the process is healthy."""
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        return f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}"
+        return f"DOLL_METRICS_PORT: must be the port of the process's metrics, got {port!r}"
     try:
         status, reason = _asked(host, int(port), timeout_s)
     except TimeoutError:

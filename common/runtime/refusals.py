@@ -96,7 +96,11 @@ class Refusals:
         if wait_s > 0:
             self._unlogged += 1
             return
-        reason = "the role is too small" if caller else "there is no valid key"
+        reason = (
+            "the key's role does not allow this action"
+            if caller
+            else "the request has no valid key"
+        )
         if status == HTTPStatus.FORBIDDEN and caller is None:
             reason = "the request comes from a page of another site"
         if self._unlogged:

@@ -29,7 +29,7 @@ def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
         from common.telemetry.otlp import OtlpTracer  # noqa: PLC0415 -- optional
     except ModuleNotFoundError as error:
         raise UserError(
-            "DOLL_TRACES: OpenTelemetry is not installed here: pip install 'doll[tracing]', or"
+            "DOLL_TRACES: OpenTelemetry is not installed; run pip install 'doll[tracing]', or"
             " leave DOLL_TRACES empty"
         ) from error
     logger = event_logger(service)

@@ -15,11 +15,11 @@ from common.simulation.faults.cluster import Cluster, Outcome, run_seeds, shrink
 from common.simulation.faults.scenario import WORLDS, Scenario
 
 _HELP = {
-    "group": "members hold the weights and add gradients up",
+    "group": "members hold the weights and sum gradients among themselves",
     "slices": "members hold the weights, and each slice of them has owners",
-    "forged": "members hold the weights, and somebody forges their reports",
-    "frozen": "processes stand still for seconds",
-    "store": "object storage answers wrongly",
+    "forged": "members hold the weights, and an attacker forges their reports",
+    "frozen": "processes freeze for seconds",
+    "store": "object storage returns wrong answers",
     "builds": "some workers have another build of the task",
 }
 EXAMPLES = """examples:
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument(
         "--digest",
         action="store_true",
-        help="print a SHA-256 of all outcomes; a change that only moves code leaves it as it is",
+        help="print a SHA-256 of all outcomes; refactoring must not change it",
     )
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()

@@ -115,7 +115,7 @@ def market_of(settings: Settings) -> Market:
         UserError: If it is invalid.
     """
     if not settings.market:
-        raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
+        raise NotFoundError("this service has no market; set DOLL_MARKET to a market file")
     return Market.load(Path(settings.market))
 
 

@@ -94,7 +94,9 @@ def _fleet_directory(settings: Settings) -> Path:
     # Every user can write to the parent.
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UserError(f"{path}: is not a directory of this user; set DOLL_FLEET_DIRECTORY to one")
+        raise UserError(
+            f"{path}: is not a folder of this user; set DOLL_FLEET_DIRECTORY to one that is"
+        )
     return path
 
 

@@ -97,7 +97,9 @@ class DiskBlobs:
     def _path(self, name: str) -> Path:
         parts = name.split("/")
         if not all(parts) or any(part.startswith(".") or "\0" in part for part in parts):
-            raise UserError(f"{name!r} names no blob: empty parts and leading dots are not allowed")
+            raise UserError(
+                f"{name!r} is not a valid blob name: it must not have empty parts or leading dots"
+            )
         return self._directory.joinpath(*parts)
 
     @contextlib.contextmanager
@@ -158,9 +160,9 @@ def _disk() -> Iterator[None]:
     try:
         yield
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-        raise UserError(f"a blob's name is the folder of another's: {error}") from error
+        raise UserError(f"a blob has the name of another blob's folder: {error}") from error
     except OSError as error:
-        raise UnavailableError(f"the disk did not do it: {error}", "storage") from error
+        raise UnavailableError(f"the disk operation failed: {error}", "storage") from error
 
 
 def _unless_missing(error: OSError) -> None:

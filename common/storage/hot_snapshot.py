@@ -16,7 +16,7 @@ from common.wire.messages import frame, unframe
 # Latest format of the protocol's part that this program can read.
 FORMAT = 1
 NO_PROTOCOL = "a snapshot's protocol part does not parse"
-TORN = "a hot snapshot is torn"
+TORN = "a hot snapshot is incomplete"
 
 
 class SnapshotProtocol(msgspec.Struct):
@@ -51,8 +51,8 @@ def decode_protocol(data: bytes | memoryview, title: str) -> SnapshotProtocol:
     protocol = decoded(PROTOCOL.decode, data, NO_PROTOCOL, CorruptError)
     if protocol.format > FORMAT:
         raise FutureFormatError(
-            f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
-            " wrote it, so run that"
+            f"{title} has format {protocol.format}, expected at most {FORMAT}; a newer version of"
+            " DOLL wrote it, so run that version"
         )
     return protocol
 

@@ -71,5 +71,5 @@ def open_blobs(settings: Settings) -> Blobs:
         prefix = unquote(url.path).strip("/")
         return S3Blobs(url.netloc, f"{prefix}/" if prefix else "")
     raise UserError(
-        "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
+        "no object storage is configured: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
     )

@@ -119,8 +119,8 @@ class S3Blobs:
                 )
             if wrong := self.why_no_list(page, wanted, token):
                 raise UnavailableError(
-                    f"{self.where}: expected a list of the names that begin with {wanted!r}, got an"
-                    f" answer {wrong}; check the address, and what stands between",
+                    f"{self.where}: expected a list of the names that begin with {wanted!r}, got"
+                    f" an answer {wrong}; check the address, and any proxy in between",
                     "storage",
                 )
             keys += (each["Key"] for each in page.get("Contents", ()))
@@ -132,7 +132,7 @@ class S3Blobs:
         """Return why a page is not a part of the requested list; empty if it is."""
         keys = [each.get("Key", "") for each in page.get("Contents", ())]
         if "Name" not in page or "IsTruncated" not in page:
-            return "that is no list"
+            return "that is not a list"
         if page["Name"] != self._bucket:
             return f"of the bucket {page['Name']!r}"
         if page.get("Prefix", "") != wanted or not all(key.startswith(wanted) for key in keys):
@@ -140,7 +140,7 @@ class S3Blobs:
         if page.get("KeyCount", len(keys)) != len(keys):
             return f"of {page['KeyCount']} names with {len(keys)} in it"
         if page["IsTruncated"] and page.get("NextContinuationToken", token) == token:
-            return "that is cut off and does not say how it continues"
+            return "that is truncated without a continuation token"
         return ""
 
     def delete(self, name: str) -> None:
@@ -159,7 +159,7 @@ class S3Blobs:
                 raise
             if "ETag" not in answer:
                 raise UnavailableError(
-                    f"{self.where}: {name}: the answer is no object of a bucket", "storage"
+                    f"{self.where}: {name}: the answer is not an object of a bucket", "storage"
                 )
             return answer["Body"].read(), answer["ETag"]
 
@@ -190,7 +190,7 @@ class S3Blobs:
         try:
             yield
         except (NoCredentialsError, PartialCredentialsError) as error:
-            raise UserError(f"{where}: {error}; see boto3's guide to credentials") from error
+            raise UserError(f"{where}: {error}; set credentials as in boto3's guide") from error
         except ClientError as error:
             raise _as_ours(error, where) from error
         except (BotoCoreError, ResponseParserError) as error:

@@ -83,7 +83,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     """
     title = f"the checkpoint {format_model_id(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:
-        raise CorruptError(f"a snapshot without {_TRAINER}")
+        raise CorruptError(f"the snapshot has no {_TRAINER}")
     snapshot = _decode(checkpoint.read(_PROTOCOL), title)
     return FoundSnapshot(title, snapshot, partial(checkpoint.read, _TRAINER))
 
@@ -196,7 +196,7 @@ def in_hand(saved: SnapshotFile) -> FoundSnapshot:
 
     def trainer() -> bytes:
         if not saved.trainer:
-            raise CorruptError("its weights are with the workers alone")
+            raise CorruptError("only the workers have its weights")
         return saved.trainer
 
     title, has_weights = f"the hot snapshot {format_model_id(saved.name)}", bool(saved.trainer)

@@ -152,10 +152,10 @@ class CheckpointStore:
                 part's name is invalid.
         """
         if name.epoch < 0:
-            raise ValueError(f"{name} was made by nobody: it is never stored")
+            raise ValueError(f"{name} is version 0, which is never stored")
         for part in parts:
             if not is_part(part):
-                raise ValueError(f"{part!r} is no name for a part of a checkpoint")
+                raise ValueError(f"{part!r} is not a valid name of a checkpoint's part")
         folder = self.folder(name)
         if self._blobs.get(folder + MANIFEST) is None:
             for part, data in parts.items():
@@ -243,7 +243,7 @@ class CheckpointStore:
             ValueError: If `count` is below 1.
         """
         if count < 1:
-            raise ValueError(f"keep {count} checkpoints: at least one is needed to start again")
+            raise ValueError(f"keep: must be at least 1 checkpoint, got {count}")
         # The hint is read before the list, so that a process with a newer list wins.
         hint = self._blobs.get_tagged(self._root + _BEST)
         names = self._blobs.names(self._root)
@@ -418,7 +418,9 @@ class CheckpointStore:
             ):
                 return
         raise UnavailableError(
-            f"{self.where} does not keep what was written to {latest}", "storage"
+            f"{self.where} does not keep what was written to {latest}; another program may write"
+            " to it",
+            "storage",
         )
 
 
@@ -438,12 +440,12 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
     if found > FORMAT:
         raise FutureFormatError(
             f"the checkpoint {format_model_id(name)} has format {found}, expected at most"
-            f" {FORMAT}: a newer program wrote it, so run that"
+            f" {FORMAT}; a newer version of DOLL wrote it, so run that version"
         )
     manifest = decoded(_MANIFEST.decode, data, _NO_MANIFEST, CorruptError)
     if (manifest.epoch, manifest.version) != name:
         other = format_model_id(ModelId(manifest.epoch, manifest.version))
-        raise CorruptError(f"{MANIFEST} is that of {other}, expected {format_model_id(name)}")
+        raise CorruptError(f"{MANIFEST} belongs to {other}, expected {format_model_id(name)}")
     strange = [part for part in manifest.parts if not is_part(part)]
     if strange:
         raise CorruptError(f"{MANIFEST} lists {strange[0]!r}, expected names of parts")

@@ -189,7 +189,7 @@ class _Sender(SpanExporter):
         losing = result is not SpanExportResult.SUCCESS
         if losing != self._losing:
             self._losing = losing
-            complaint = _COMPLAINTS.first or "takes no spans"
+            complaint = _COMPLAINTS.first or "the collector accepts no spans"
             self._changed(f"{self._endpoint}: {complaint}" if losing else "")
         return result
 
@@ -212,7 +212,10 @@ def _refuse_redirect(response: Response, *_: object, **__: object) -> None:
     """
     if 300 <= response.status_code < 400:
         place = response.headers.get("Location", "")
-        raise HTTPError(f"status {response.status_code}: name {place!r} in DOLL_TRACES instead")
+        raise HTTPError(
+            f"the collector redirects to {place!r} (status {response.status_code}); set"
+            " DOLL_TRACES to that URL"
+        )
 
 
 def _below(trace: BatchTrace) -> Context:

@@ -137,7 +137,7 @@ class Outage:
     def watch(self, writer: WriterLag) -> None:
         """Record an error if Kafka does not confirm records, even if it answers other requests."""
         if writer.waiting_s > UNWRITTEN_S:
-            reason = f"a record that was written {UNWRITTEN_S:g} s ago or earlier is not taken"
+            reason = f"Kafka has not confirmed a record for {UNWRITTEN_S:g} s"
             self.met(UnavailableError(reason, "kafka"))
 
     def over(self) -> None:

@@ -199,8 +199,8 @@ class MlflowServer:
             if not page:
                 return found
         raise UserError(
-            f"{self._name} has more than {PAGES} pages of versions of {model}: register"
-            " another model"
+            f"{self._name} has more than {PAGES} pages of versions of {model}; register another"
+            " model"
         )
 
     def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
@@ -238,8 +238,8 @@ class MlflowServer:
         if found is None or found.lifecycle_stage != "active":
             state = "no" if found is None else f"only a {found.lifecycle_stage}"
             raise NotFoundError(
-                f'{self._name} has {state} experiment "{name}": make it, or name another'
-                " in tracking.experiment"
+                f'{self._name} has {state} experiment "{name}"; create it, or set another in'
+                " tracking.experiment"
             )
         return found.experiment_id
 
@@ -290,7 +290,7 @@ class MlflowServer:
         where = self._name
         if status in (401, 403):
             return UserError(
-                f"{where} does not let us in (status {status}): set DOLL_MLFLOW_TOKEN, or"
+                f"{where} denies access (status {status}); set DOLL_MLFLOW_TOKEN, or"
                 " DOLL_MLFLOW_USERNAME and DOLL_MLFLOW_PASSWORD"
             )
         if status == 429 or status >= 500:
@@ -305,7 +305,7 @@ class MlflowServer:
         )
 
     def _stranger(self, what: str) -> str:
-        return f"{self._url} {what}: DOLL_MLFLOW names no MLflow server, or not its whole path"
+        return f"{self._url} {what}; DOLL_MLFLOW must be the complete URL of an MLflow server"
 
 
 def _milliseconds(at_s: float) -> int:

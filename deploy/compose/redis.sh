@@ -4,11 +4,11 @@
 set -eu
 
 password=$(cat "$REDIS_PASSWORD_FILE")
-[ -n "$password" ] || { echo "$REDIS_PASSWORD_FILE is empty: run make secrets" >&2; exit 1; }
+[ -n "$password" ] || { echo "$REDIS_PASSWORD_FILE: must contain a password, got an empty file; run make secrets" >&2; exit 1; }
 
-# The data may be lost, but a start with it is faster, so a second of it is at risk. A full Redis
-# refuses writes instead of evicting what workers wait for. hz 100: with the default of 10, a wait
-# ends 100 ms late.
+# DOLL survives the loss of the data, but restarts faster with it. So Redis syncs its log once a second.
+# A full Redis refuses writes instead of evicting data that workers wait for. With the default hz of 10,
+# blocking reads would time out 100 ms late.
 exec redis-server - "$@" <<END
 requirepass $password
 dir ${REDIS_DIRECTORY:-/data}

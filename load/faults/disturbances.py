@@ -106,7 +106,7 @@ def _in_time(kill: Callable[[], Disturbance | None], kills: int) -> Iterator[Dis
         while (found := kill()) is None:
             missed += 1
             if missed > kills:
-                raise NotMeasuredError("kills came too late: the machine is too busy")
+                raise NotMeasuredError("kills came too late, because the machine is too busy")
         yield found
 
 
@@ -167,7 +167,7 @@ def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
                 "its code is read": logged[0],
                 "it joins the job": logged[1] - logged[0],
                 "it has partitions": logged[2] - logged[1],
-                "it is asked for a gradient": asked_ms - logged[2],
+                "it receives its first order": asked_ms - logged[2],
                 "from there to the update": gradient_ms - asked_ms,
                 "processor, all its threads": 1e3 * used_s,
                 "undisturbed round": _median_ms(undisturbed),
@@ -208,7 +208,7 @@ def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
             victim.name,
             [delay_ms - 1e3 * conditions.gradient_s * count for delay_ms, count in both],
             {
-                "worst delay, further gradients of the fewer workers included": max(delays_ms),
+                "worst delay, including extra gradients of the remaining workers": max(delays_ms),
                 "until its process has ended": 1e3 * (left_at - asked_at),
                 "undisturbed round": usual_ms,
             },

@@ -195,7 +195,7 @@ class Drill:
             last = self.witness.rounds()[-_EVEN_ROUNDS - 1 : -1]
             return len(last) == _EVEN_ROUNDS and all(each.most_asked() <= share for each in last)
 
-        self._await(even, "all workers are asked alike")
+        self._await(even, "all workers receive equally many orders")
 
     def await_order(self, worker: EmbeddedService) -> SeenRound:
         """Wait for the next round that assigns a batch to a worker."""

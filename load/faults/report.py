@@ -118,8 +118,9 @@ class Outcome:
         if self.pace is not None and self.pace.share < _SHARE:
             share = f"{self.pace.share:.2f} of the throughput without faults"
             found.append(
-                f"{share} was left, expected at least {_SHARE:g}; what was away left at most"
-                f" {self.pace.limit:.2f}"
+                f"{share} was left, expected at least {_SHARE:g}; without the missing processes"
+                " at most"
+                f" {self.pace.limit:.2f} was possible"
             )
         return found
 
@@ -132,7 +133,7 @@ class Outcome:
             found.append(f"weights could not be compared: {self.unread}")
         if self.unexpected:
             shown = ", ".join(f"{it.name} with {it.exit_code}" for it in self.unexpected[:_SHOWN])
-            found.append(f"{len(self.unexpected)} services ended by themselves: {shown}")
+            found.append(f"{len(self.unexpected)} services ended unexpectedly: {shown}")
         if self.unlearned:
             shown = ", ".join(f"{id_}: {weight:g}" for id_, weight in self.unlearned[:_SHOWN])
             found.append(f"{len(self.unlearned)} weights are wrong: {shown}")
@@ -140,7 +141,7 @@ class Outcome:
             shown = ", ".join(f"{kind}: {where}" for kind, where in self.proof.flaws[:_SHOWN])
             found.append(f"{len(self.proof.flaws)} flaws in the audit: {shown}")
         if self.proof.restarts and not self.resumed:
-            found.append(f"{len(self.proof.restarts)} Leads began again at version 0")
+            found.append(f"{len(self.proof.restarts)} Leads restarted at version 0")
         if self.switching and not self.proof.switches:
             found.append("no update was made in another mode")
         return found + (self.tiers.failures() if self.tiers else [])
@@ -215,7 +216,7 @@ class Outcome:
             for kind, found in self._parts_by_kind().items()
             if found
         ]
-        report.draw("what its pauses went into, s in the mean", ("", *PARTS), rows)
+        report.draw("parts of the pauses, mean seconds", ("", *PARTS), rows)
         print()
         for pause in self._worst():
             described = self._described(pause)
@@ -227,7 +228,9 @@ class Outcome:
                 f"; faults: {', '.join(described['faults']) or 'none'}"
             )
         for exited in self.unexpected[:_SHOWN]:
-            print(f"\n{exited.name} ended by itself with {exited.exit_code}: {exited.last_words}")
+            print(
+                f"\n{exited.name} ended unexpectedly with {exited.exit_code}: {exited.last_words}"
+            )
         data = self.as_data()
         facts = data | (self.tiers.found if self.tiers else {}) | (data["saturated"] or {})
         print()

@@ -114,7 +114,7 @@ class Thaws:
         columns = ("frozen", "s to own partitions", "updates/s", "least batches of a worker")
         title = f"thaw: processes are stopped and continued; after over before; {on.kafka}"
         report.draw(title, columns, rows)
-        print(f"others used {self._others:.2f} cores meanwhile")
+        print(f"other processes used {self._others:.2f} cores meanwhile")
 
 
 def measure(on: Servers, conditions: Conditions, fleets: Iterable[int], times: int) -> Thaws:

@@ -75,7 +75,7 @@ def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None
             if at % _REPORTS_EVERY == 0:
                 writer.poll()
         if not writer.flush(_FLUSH_S):
-            raise NotMeasuredError(f"Kafka did not take {updates:,} updates in {_FLUSH_S:g} s")
+            raise NotMeasuredError(f"Kafka did not accept {updates:,} updates in {_FLUSH_S:g} s")
     found = log.describe([control, audit])
     trainer = trainer_of(record.spec, settings.tasks)().snapshot()
 

@@ -106,7 +106,7 @@ class Producers:
                         _append(writer, places[number % len(places)], value)
                     writer.poll()
                 if not writer.flush(_FLUSH_S):
-                    late = UnavailableError(f"Kafka did not take everything in {_FLUSH_S:g} s")
+                    late = UnavailableError(f"Kafka did not accept all records in {_FLUSH_S:g} s")
                     self._faults.append(late)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `check`, in the main thread
             self._faults.append(fault)

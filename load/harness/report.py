@@ -40,9 +40,11 @@ def parser(
     )
     if kafka:
         found.add_argument(
-            "--kafka", default="apache", help="apache, embedded, or an address [default: apache]"
+            "--kafka",
+            default="apache",
+            help="Kafka to use: apache, embedded, or an address [default: apache]",
         )
-    found.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    found.add_argument("--json", type=Path, metavar="FILE", help="file to write the result to")
     return found
 
 

@@ -73,7 +73,7 @@ class UpdatesMeter:
             if self._read():
                 quiet_until = time.monotonic() + quiet_s
             if time.monotonic() > deadline:
-                raise NotMeasuredError(f"{self._job} did not come to rest in {timeout_s:g} s")
+                raise NotMeasuredError(f"{self._job} still made updates after {timeout_s:g} s")
 
     def await_workers(self, names: Iterable[str], decided: int, timeout_s: float) -> None:
         """Read until updates have used a recent batch of every worker.
@@ -93,7 +93,7 @@ class UpdatesMeter:
                 still.difference_update(b.worker for b in update.batches if b.offset >= decided)
             if still and time.monotonic() > deadline:
                 missing = ", ".join(sorted(still))
-                raise NotMeasuredError(f"{self._job}: no batch of {missing} in {timeout_s:g} s")
+                raise NotMeasuredError(f"{self._job}: no batch of {missing} within {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
         """Count updates after the next one, for `seconds`.
@@ -115,13 +115,15 @@ class UpdatesMeter:
             else:
                 started, begun, deadline = ended, True, ended + seconds
         if not updates:
-            raise NotMeasuredError(f"{self._job} made no two updates in {seconds:g} s")
+            raise NotMeasuredError(f"{self._job} made fewer than two updates in {seconds:g} s")
         return Pace(updates, samples, ended - started)
 
     def _read(self) -> list[UpdateApplied]:
         audit = [record for _, record in read_audit(self._tail, _READ_S)]
         if any(isinstance(record, Lead) and record.after >= 0 for record in audit):
-            raise NotMeasuredError(f"the leader of {self._job} changed: its updates are void")
+            raise NotMeasuredError(
+                f"the leader of {self._job} changed, so its updates do not count"
+            )
         return [record for record in audit if isinstance(record, UpdateApplied)]
 
 

@@ -43,9 +43,9 @@ PARTS: Mapping[str, Callable[[Runner], Section]] = {
 _HEAD = """\
 # Section V of the paper, reproduced
 
-Written by `{command}`, seed {seed}: do not edit. The simulations are those of
-`doll simulate`, the policies those of `doll plan`. All numbers and more are in
-[results.json](results.json); [load/README.md](../../../load/README.md) says how to run it.
+`{command}` with seed {seed} writes this page; do not edit it. It uses the simulator of
+`doll simulate` and the policies of `doll plan`. [results.json](results.json) has all numbers;
+[load/README.md](../../../load/README.md) explains how to run it.
 """
 
 
@@ -56,21 +56,38 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=(__doc__ or "").partition("\n")[0],
         epilog="example: python -m load.paper --only policies equations --runs 50 --out out/paper",
     )
-    parser.add_argument("--quick", action="store_true", help="12 runs of fewer settings")
-    parser.add_argument("--runs", type=int, help=f"of each setting; default: {_RUNS}")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)d")
+    parser.add_argument("--quick", action="store_true", help="make 12 runs of fewer settings")
+    parser.add_argument("--runs", type=int, help=f"runs per setting; default: {_RUNS}")
     parser.add_argument(
-        "--only", choices=PARTS, nargs="+", default=list(PARTS), help="default: all parts"
+        "--seed", type=int, default=1, help="seed of all simulations; default: %(default)d"
     )
-    parser.add_argument("--data", type=Path, help="traces and images; default: ../shared/data")
-    parser.add_argument("--prices", type=Path, help="folder of spot prices, for markets")
-    parser.add_argument("--availability", type=Path, help="folder of zones, for markets")
     parser.add_argument(
-        "--no-live", action="store_true", help="markets: no run on processes (2 minutes, servers)"
+        "--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run; default: all"
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows of markets, too")
-    parser.add_argument("--out", type=Path, help="default: docs/explain/paper; quick: out/paper")
-    parser.add_argument("--processes", type=int, default=_PROCESSES, help="default: %(default)d")
+    parser.add_argument(
+        "--data", type=Path, help="folder of traces and images; default: ../shared/data"
+    )
+    parser.add_argument("--prices", type=Path, help="folder of spot prices for the part markets")
+    parser.add_argument(
+        "--availability", type=Path, help="folder of recorded zones for the part markets"
+    )
+    parser.add_argument(
+        "--no-live",
+        action="store_true",
+        help="leave out the run of the part markets on real processes (2 minutes)",
+    )
+    parser.add_argument("--json", type=Path, help="another file for the rows of the part markets")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder to write to; default: docs/explain/paper, or out/paper with --quick",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=_PROCESSES,
+        help="number of processes; default: %(default)d",
+    )
     return parser.parse_args(words)
 
 
@@ -81,11 +98,11 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in ("data", "prices", "availability"):
         folder: Path | None = getattr(given, name)
         if folder and not folder.is_dir():
-            print(f"--{name}: folder not found: {folder}", file=sys.stderr)
+            print(f"--{name}: is not a folder, got {folder}", file=sys.stderr)
             return 2
     runs = given.runs or (FEW if given.quick else _RUNS)
     if runs < FEW or given.processes < 1:
-        print(f"--runs is at least {FEW}, --processes at least 1", file=sys.stderr)
+        print(f"--runs: must be at least {FEW}; --processes: must be at least 1", file=sys.stderr)
         return 2
     out: Path = given.out or (_QUICK_OUT if given.quick else _OUT)
     with tempfile.TemporaryDirectory(prefix="doll-paper-") as scratch:

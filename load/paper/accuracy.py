@@ -112,11 +112,11 @@ def run(runner: Runner) -> Section:
     first = lessons[0]
     data = "48,000 images of MNIST" if first.data.endswith(IMAGES) else "scikit-learn's digits"
     section.say(
-        f"Real SGD (Adam) in virtual time through the production state machines: {data}, a fifth of"
-        f" them held out, a network with one hidden layer of 32, {WORKERS} workers with"
-        f" {RATE_PER_S:g} records/s each, K = {GROUP_SIZE}, b = {BATCH_SIZE}, J = {first.updates}."
-        f" {len(found['on-demand'])} runs each, with seeds of their own. The task and its size are"
-        " not the paper's; what is compared is with and without preemption."
+        f"Real SGD (Adam) in virtual time with the production state machines: {data}, a fifth of"
+        f" them held out, one hidden layer of 32, {WORKERS} workers with {RATE_PER_S:g} records/s"
+        f" each, K = {GROUP_SIZE}, b = {BATCH_SIZE}, J = {first.updates},"
+        f" {len(found['on-demand'])} runs each. The task is not the paper's; only the effect of"
+        " preemption is compared."
     )
     rows, accuracies = [], dict[str, list[float]]()
     for label, each in found.items():
@@ -136,10 +136,9 @@ def run(runner: Runner) -> Section:
     gap = max(abs(fmean(each) - fmean(alone)) for each in accuracies.values())
     noise = f" ({100 * stdev(alone):.2f} points between seeds)" if len(alone) > 1 else ""
     section.say(
-        f"After the same number of updates the mean accuracy with preemption is at most"
-        f" {100 * gap:.2f} points away from that without{noise}: an update is made of K batches"
-        " whoever computes them, so preemption costs time, not accuracy. The plot takes a run's"
-        " cost as spread evenly over its time."
+        "After the same number of updates, the mean accuracy with preemption is within"
+        f" {100 * gap:.2f} points of that without{noise}. Every update has K batches, so preemption"
+        " costs time, not accuracy. The plot spreads a run's cost evenly over its time."
     )
     return section
 

@@ -203,7 +203,7 @@ def run_auction(
     for step in range(2 * times):
         if run.step(step * auctions.step_s, auctions.prices[:, (first + step) % times]):
             return run
-    raise UserError(f"prices: at them nobody does {job.work:g} in {times} steps, twice")
+    raise UserError(f"prices: too high to do {job.work:g} of work in two passes of {times} steps")
 
 
 def clairvoyant_usd(prices: Floats, step_s: float) -> float:
@@ -300,7 +300,7 @@ def measured(work: Work) -> Found:
     standard = Standard(auctions.on_demand_usd, auctions.work_per_s, WANTED_CORES)
     room = times - int(LONGEST * work.hours * HOUR_S / auctions.step_s)
     if room < 1:
-        raise UserError(f"{work.folder}: prices are too few for jobs of {work.hours} h")
+        raise UserError(f"{work.folder}: the prices are too short for jobs of {work.hours} h")
     starts = np.random.default_rng(work.seed).integers(0, room, work.runs).tolist()
     ours, elastic, checkpoints = (
         [run_auction(auctions, each, strategy, start) for start in starts]
@@ -339,7 +339,7 @@ def rows_of(folder: Path) -> tuple[Row, ...]:
     if not kinds:
         wanted = "tables of prices (`step,ZONE,...`) and no prices before 2017-11"
         columns = "`timestamp,availability_zone,instance_type,price_usd_per_hour`"
-        raise UserError(f"{folder}: holds no {wanted} ({columns})")
+        raise UserError(f"{folder}: has no {wanted} ({columns})")
     return tuple(row for row in ROWS if row.kind in kinds)
 
 
@@ -370,7 +370,7 @@ def read_auctions(folder: Path, kind: Kind) -> Auctions:
             "tables": "tables of prices (`step,ZONE,...`)",
             "records": "prices before 2017-11",
         }
-        raise UserError(f"{folder}: holds no {wanted[kind]}")
+        raise UserError(f"{folder}: has no {wanted[kind]}")
     listed = {
         row["instance_type"]: float(row["on_demand_usd_per_hour"])
         for path in sorted(folder.glob("on-demand*.csv*"))
@@ -379,7 +379,7 @@ def read_auctions(folder: Path, kind: Kind) -> Auctions:
     types = [name.partition(" ")[0] for name in names]
     for one in types:
         if one not in listed:
-            problem = "is not known; add a row to on-demand.csv there, with the header"
+            problem = "is unknown; add a row to on-demand.csv in this folder, with the header"
             header = "`instance_type,on_demand_usd_per_hour`"
             raise UserError(f"{folder}: the on-demand price of {one} {problem} {header}")
     return Auctions(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from common.config.policy_names import STREAM_POLICIES, StreamPolicyName
 from common.spot.market.billing_spec import BillingRules
 from load.paper import plots
-from load.paper.document import Section, interval, met, percent
+from load.paper.document import Section, interval, percent
 from load.paper.job import (
     CYCLE_S,
     GRADIENT_S,
@@ -56,16 +56,17 @@ def run(runner: Runner) -> Section:
     cases = [Case(setting, name, change) for setting in wanted for name, change in columns]
     found = runner.simulated("all policies", cases)
     _introduce(section, runner.asked)
-    for prices in dict.fromkeys(each.prices for each in wanted):
-        for rates in RATES:
-            some = [each for each in wanted if each.prices == prices and each.rates == rates]
-            section.head(f"{prices.name.capitalize()} price, {RATES[rates]}")
-            rows = []
-            for name, change in columns:
-                label = name + MOVES.get(change, "")
-                cells = [_cell(runner.of(each, name, change).summary) for each in some]
-                rows.append(" | ".join((label, *cells)))
-            section.table(" | ".join(("", *(each.label for each in some))), rows)
+    for rates in RATES:
+        some = [each for each in wanted if each.prices is HIGH and each.rates == rates]
+        section.head(f"High price, {RATES[rates]}")
+        rows = []
+        for name, change in columns:
+            if name == "on-demand":
+                continue
+            label = name + MOVES.get(change, "")
+            cells = [_cell(runner.of(each, name, change).summary) for each in some]
+            rows.append(" | ".join((label, *cells)))
+        section.table(" | ".join(("", *(each.label for each in some))), rows)
     panels = {
         each.label: {name: runner.of(each, name).summary for name in STREAM_POLICIES}
         for each in wanted
@@ -90,28 +91,27 @@ def run(runner: Runner) -> Section:
 
 def _introduce(section: Section, asked: Asked) -> None:
     section.say(
-        f"{asked.runs} runs each; all policies see the same rates and preemptions. A cell: mean"
-        " cost as a share of what on-demand machines alone cost, mean runtime over the deadline,"
-        " share of deadlines met with Wilson's 95 % interval. Machines start at once here."
+        f"{asked.runs} runs per setting. All policies get the same rates and preemptions, and"
+        " machines start at once. A cell has the mean cost as a share of on-demand machines alone,"
+        " and the share of deadlines met. results.json has runtimes, intervals, `on-demand` and"
+        " the low price."
     )
     section.point(
-        "`on-demand`, `static` and `adaptive` are the paper's; `static` and `chance` know rates"
-        " and availability, `adaptive` and `pools` learn them as they go.",
-        f"`chance` is to meet the deadline with a probability of {percent(CHANCE)}; `pools` and"
-        " `adaptive` aim at all.",
-        "`pools` has as many spot machines as streams at most, as the others; where streams move"
-        " those of preempted workers are taken over."
-        f" A gradient takes {1e3 * GRADIENT_S:g} ms (Proposition 1 asks for less than 32), in the"
-        f" last row {1e3 * SLOW_GRADIENT_S:g} ms: a CNN of 230,000 weights on one core, which"
-        " breaks Proposition 1 for the other policies and which they are not charged for.",
+        "`static` and `adaptive` are the paper's policies. `static` and `chance` know rates and"
+        " availability; `adaptive` and `pools` estimate them.",
+        f"`chance` must meet the deadline with a probability of {percent(CHANCE)}; `adaptive` and"
+        " `pools` aim at all deadlines.",
+        "`pools` rents at most one spot machine per stream. If streams move, other workers take"
+        " over the streams of preempted ones."
+        f" A gradient takes {1e3 * GRADIENT_S:g} ms (Proposition 1 requires less than 32 ms), or"
+        f" {1e3 * SLOW_GRADIENT_S:g} ms in the last row (a CNN of 230,000 weights on one core).",
     )
 
 
 def _cell(summary: RunsSummary) -> str:
     lost = summary.runs - summary.finished
     given_up = f"; {lost} given up" if lost else ""
-    runtime = f"{summary.runtime_ratio.mean:.3f} θ"
-    return f"{percent(summary.cost_ratio.mean)}; {runtime}; {met(summary)}{given_up}"
+    return f"{percent(summary.cost_ratio.mean)}, {percent(summary.met)}{given_up}"
 
 
 def _range(shares: list[float]) -> str:
@@ -133,14 +133,11 @@ def _adaptive_and_static(
     verdict = section.judge(more == len(static), "adaptive against static")
     return (
         f"*Adaptive* meets at least as many deadlines as static in {more} of {len(static)}"
-        f" settings: {verdict}. Its cost differs from static's by {min(differences):+.1f} to"
-        f" {max(differences):+.1f} points and is not lower in {dearer}: at a constant price"
-        " Theorems 4 and 5 give about the same mix at the end as at the beginning. Static ends at"
-        f" its deadline on average and often misses it ({_range([one.met for one in static])} met)."
-        " What adaptive keeps in reserve to be in time has to be bought on demand, which makes it"
-        " dearer; that of its spot workers those move to on-demand machines first that are out just"
-        " then makes it cheaper, the more the smaller the differences between rates are, which"
-        " otherwise decide who moves."
+        f" settings: {verdict}. Its cost differs by {min(differences):+.1f} to"
+        f" {max(differences):+.1f} points and is not lower in {dearer} settings: its"
+        " reserve of time costs money, and moving workers away from machines that are out saves"
+        f" some. Static meets {_range([one.met for one in static])} of the deadlines, because it"
+        " reaches its deadline only on average."
     )
 
 
@@ -148,9 +145,9 @@ def _chance(section: Section, each: list[RunsSummary]) -> str:
     kept = sum(one.met >= CHANCE for one in each)
     possible = sum(one.met_high >= CHANCE for one in each)
     return (
-        f"*Chance* was to meet {percent(CHANCE)}; it met {_range([one.met for one in each])}, at"
-        f" least the promised share in {kept} of {len(each)} settings, and within Wilson's interval"
-        f" or more in {possible}: {section.judge(possible == len(each), 'chance')}."
+        f"*Chance* promises {percent(CHANCE)} and met {_range([one.met for one in each])}: at least"
+        f" the promise in {kept} of {len(each)} settings, and within Wilson's interval in"
+        f" {possible}: {section.judge(possible == len(each), 'chance')}."
     )
 
 
@@ -158,24 +155,22 @@ def _pools(section: Section, summary: RunsSummary) -> str:
     share, limit = summary.cost_ratio.mean, least_cost_share(Setting())
     reached = share <= LIMIT and summary.met >= LEAST
     return (
-        f"*Pools* at (0.9, 1.05), high price, equal rates: {percent(share)} of the on-demand"
-        f" cost with {percent(summary.met)} of {summary.runs} deadlines met; asked for were at most"
+        f"*Pools* costs {percent(share)} and meets {percent(summary.met)} of {summary.runs}"
+        " deadlines at (0.9, 1.05), high price and equal rates. Required were at most"
         f" {percent(LIMIT, 0)} and at least {percent(LEAST, 0)}:"
-        f" {section.judge(reached, 'pools')}. The limit for any policy of this kind, who"
-        f" knew the future included, is {percent(limit)}: streams pause with their machine, which"
-        " starts at once and is lost by itself once in 1,000 s."
+        f" {section.judge(reached, 'pools')}. If streams pause with their machine, no policy can"
+        f" cost less than {percent(limit)} on average, even if it knows the future."
     )
 
 
 def _moving(fast: list[RunsSummary], slow: list[RunsSummary]) -> str:
     return (
-        "*Pools*, where streams move, pays for compute alone, not for streams:"
+        "*Pools with streams that move* costs"
         f" {_range([one.cost_ratio.mean for one in fast])} with gradients of"
         f" {1e3 * GRADIENT_S:g} ms and {_range([one.cost_ratio.mean for one in slow])} with"
-        f" {1e3 * SLOW_GRADIENT_S:g} ms, where it meets"
+        f" {1e3 * SLOW_GRADIENT_S:g} ms, because it pays only for computing. It meets at least"
         f" {percent(min(one.met for one in fast))} and {percent(min(one.met for one in slow))} of"
-        f" the deadlines at least. It is not to be compared with the paper's policies: those keep"
-        f" {WORKERS} machines because a preempted worker's stream waits for it."
+        f" the deadlines. The paper's policies instead keep {WORKERS} machines."
     )
 
 
@@ -190,9 +185,9 @@ def _start_up(section: Section, runner: Runner) -> None:
     found = runner.simulated("with start-up times", cases)
     section.head(f"With start-up times and minimum billing, {Setting().label}, high price")
     section.say(
-        f"A spot machine is up {spot_s:.0f} s and an on-demand machine {on_demand_s:.0f} s after it"
-        f" is asked for ({source}), and each is paid for {MINIMUM_S:g} s at least. The"
-        " fleet that a job begins with is up when its clock begins."
+        f"A spot machine starts in {spot_s:.0f} s and an on-demand machine in {on_demand_s:.0f} s"
+        f" ({source}). Each is paid for at least {MINIMUM_S:g} s. The first machines are already up"
+        " when the job begins."
     )
     rows = [
         f"{RATES[setting.rates]}, {name} | {_cell(runner.of(setting, name).summary)}"
@@ -206,14 +201,12 @@ def _start_up(section: Section, runner: Runner) -> None:
     sure = [name for name, one in by_name.items() if one.met >= CHANCE]
     cheapest = min(sure, key=lambda name: by_name[name].cost_ratio.mean, default="none")
     section.say(
-        f"An outage lasts {outage_s:.0f} s on average, so a spot machine is away for"
-        f" {outage_s + spot_s:.0f} s of every {CYCLE_S:,.0f}, and whoever stands in for it needs"
-        f" {on_demand_s:.0f} s of them to start. Pools then costs"
+        f"An outage lasts {outage_s:.0f} s on average, so a spot machine is missing for"
+        f" {outage_s + spot_s:.0f} s of every {CYCLE_S:,.0f}. At equal rates, {cheapest} is the"
+        f" cheapest policy that meets at least {percent(CHANCE, 0)}; pools costs"
         f" {percent(pools.cost_ratio.mean)} and meets"
-        f" {percent(pools.met)} {interval(pools.met_low, pools.met_high)} of the"
-        f" deadlines; at equal rates {cheapest} is the cheapest of those that meet at least"
-        f" {percent(CHANCE, 0)}. The paper's formulas know no start-up: static and chance, planned"
-        f" as if there were none, meet {percent(by_name['static'].met)} and"
+        f" {percent(pools.met)} {interval(pools.met_low, pools.met_high)}. Static and chance plan"
+        f" without start-up times and meet {percent(by_name['static'].met)} and"
         f" {percent(by_name['chance'].met)}."
     )
     section.data |= {name: _data(one) for name, one in found.items()}

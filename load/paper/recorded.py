@@ -32,7 +32,9 @@ def run(runner: Runner) -> Section:
     section = Section("Recorded prices and availability")
     found = find(runner.asked)
     if found is None or not found.series:
-        section.say("There was no data folder with traces (`--data`), so nothing of this was run.")
+        section.say(
+            "This part was not run, because there is no data folder with traces (`--data`)."
+        )
         return section
     cases = {
         (each.change.name, policy): Case(each.setting, policy, each.change)
@@ -72,37 +74,34 @@ def run(runner: Runner) -> Section:
     }
     section.draw("traces.png", plots.series(costs), "Mean cost of 12 runs on every series")
     _conclude(section, [each for some in groups.values() for each in some])
-    section.head("What was not used")
+    section.say("results.json lists the recordings that were not used, with reasons.")
     section.point(*(f"{what}: {why}." for what, why in found.unused))
     return section
 
 
 def _introduce(section: Section, found: Found, asked: Asked) -> None:
     section.say(
-        f"{len(found.series)} series, {FEW} runs on each, θ = 1.05 θ₀, λ = 125, the job of section"
-        f" V (gradients of {1e3 * GRADIENT_S:g} ms). Each run begins somewhere else in its trace."
-        " A cell: mean cost as a share of what on-demand machines alone cost, deadlines met of all"
-        " runs of the group. On-demand machines see neither prices nor outages: 100 %, and all"
-        " deadlines. Streams pause while their machine is away; machines start at once."
+        f"{len(found.series)} series, {FEW} runs on each with different starts, θ = 1.05 θ₀, λ ="
+        f" 125, gradients of {1e3 * GRADIENT_S:g} ms. Streams pause without their machine,"
+        " and machines start at once. A cell has the mean cost as a share of on-demand machines"
+        " alone, and the deadlines met by all runs of the group."
         + (" Quick: one series of each group." if asked.quick else "")
     )
     section.point(
-        f"*Prices* are gone through at {SPEED:,.0f} times their speed, as in the paper; those of"
-        " 2022 as they were, since less than six hours are recorded. Until 2017 a machine was taken"
-        " away when the price passed its bid, which is the on-demand price here, from all workers"
-        " at once, and by nothing else. After it prices do not preempt: the two-state chain does,"
-        f" with {ALPHA} = {Setting().availability:g}. On-demand prices are list prices for 2015,"
-        " a tenth of the highest price of 2016 (bids were limited to ten times), and from 2020 on"
-        " those that the snapshot of 2022 implies, good to some 5 %.",
-        f"*Availability* is gone through so fast that the mean cycle of a machine is"
-        f" {CYCLE_S:,.0f} s, as that of the paper's chain, and a run of 6,400 s sees several"
-        " outages; but no faster than one record in a step of 2 s. At its own speed most runs"
-        " would see none, and a few nothing else. Either each worker has a part of the trace for"
-        " itself, as the paper's chains are independent, or all have the same, as the traces of 16"
-        " machines suggest (mostly all or none); then no more workers have one than there are."
-        " Prices are the trace's where it has some, else 0.286 and 0.158 $/h.",
-        "*Lowest possible* is the mean spot price, while machines are had, over the on-demand"
-        " price: what all workers on spot cost, however long they take.",
+        f"*Prices* are replayed at {SPEED:,.0f} times their speed, as in the paper; those of 2022"
+        " at their own speed, because the recording is shorter than six hours. Until 2017, all"
+        " machines"
+        " are preempted while the price is above the bid, which is the on-demand price. Later"
+        " prices do not preempt; each machine is preempted independently with"
+        f" {ALPHA} = {Setting().availability:g}. On-demand prices come from price lists"
+        " (2015), a tenth of the highest price (2016, when bids were limited to ten times), or the"
+        " snapshot of 2022 (later, within about 5 %).",
+        f"*Availability* is replayed so that a machine's mean cycle is {CYCLE_S:,.0f} s, but not"
+        " faster than one record per step of 2 s. Each worker follows its own part of the trace,"
+        " as in the paper, or all follow the same part. Prices are those of the trace if it has"
+        " any, otherwise 0.286 and 0.158 $/h.",
+        "*Lowest possible* is the mean spot price while machines are available, over the on-demand"
+        " price.",
     )
 
 
@@ -133,9 +132,9 @@ def _conclude(section: Section, everything: Sequence[_Measured]) -> None:
     cheaper = sum(p.cost_ratio.mean < s.cost_ratio.mean for s, p in zip(static, pools, strict=True))
     more = sum(a.met >= s.met for s, a in zip(static, adaptive, strict=True))
     section.say(
-        f"Over all {len(everything)} series static costs {percent(_mean_cost(static))}, adaptive"
+        f"Over all {len(everything)} series, static costs {percent(_mean_cost(static))}, adaptive"
         f" {percent(_mean_cost(adaptive))} and pools {percent(_mean_cost(pools))};"
         f" they meet {_met(static)}, {_met(adaptive)} and {_met(pools)} of"
         f" {sum(one.runs for one in static)} deadlines. Pools is cheaper than static on"
-        f" {cheaper} series, adaptive meets at least as many deadlines as static on {more}."
+        f" {cheaper} series. Adaptive meets at least as many deadlines as static on {more}."
     )

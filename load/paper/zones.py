@@ -111,7 +111,7 @@ def zones_in(folder: Path) -> tuple[Path, ...]:
     """
     found = sorted((*folder.glob("*.json"), *folder.glob("*.json.gz")))
     if not found:
-        raise UserError(f"{folder}: holds no recorded zones (JSON with metadata.gap_seconds)")
+        raise UserError(f"{folder}: has no recorded zones (JSON with metadata.gap_seconds)")
     return tuple(found)
 
 

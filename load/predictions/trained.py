@@ -121,7 +121,7 @@ class Trained:
         status = self.board.get_leader_status()
         leader = None if status is None else self._led_by(status.epoch)
         if status is None or leader is None:
-            raise NotMeasuredError(f"nobody leads {self.job}")
+            raise NotMeasuredError(f"no coordinator leads {self.job}")
         if before is not None:
             before()
         leader.kill()

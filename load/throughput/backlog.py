@@ -39,7 +39,7 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
             if number % _REPORTS_EVERY == 0:
                 writer.poll()
         if not writer.flush(_FLUSH_S):
-            raise NotMeasuredError(f"Kafka did not take {records:,} records in {_FLUSH_S:g} s")
+            raise NotMeasuredError(f"Kafka did not accept {records:,} records in {_FLUSH_S:g} s")
     bounds = [log.bounds(partition) for partition in log.partitions(topic)]
     kept = sum(bound.end - bound.start for bound in bounds)
     if kept != records:

@@ -113,7 +113,9 @@ class SingleConsumer:
                     self._codec.decode(event.values)
                     found += len(event.values)
             if not found and time.perf_counter() > until:
-                raise NotMeasuredError(f"a reader of {self._topic} got nothing for {_JOIN_S:g} s")
+                raise NotMeasuredError(
+                    f"a reader of {self._topic} received nothing for {_JOIN_S:g} s"
+                )
         return found
 
 

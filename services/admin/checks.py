@@ -43,10 +43,15 @@ _log = event_logger(__name__)
 class Check(Answer):
     """Health of one server."""
 
-    ok: bool = Field(description="Whether all processes that use it can.")
-    reason: str = Field(default="", description="Why not; or a remark although they can.")
+    ok: bool = Field(description="True if all processes of DOLL can use the server.")
+    reason: str = Field(
+        default="",
+        description="Reason why the server cannot be used. If it can be used: a remark, or empty.",
+    )
     since_s: float | None = Field(
-        default=None, description="Since when they cannot, in seconds since 1970."
+        default=None,
+        description="Time of the start of the outage, in seconds since 1970; null if unknown, or if"
+        " there is no outage.",
     )
 
 
@@ -174,6 +179,6 @@ class Servers:
 
     def _storage(self) -> str:
         if not self._outside.settings.blobs:
-            return "none is named: jobs run without checkpoints"
+            return "DOLL_BLOBS is not set, so jobs run without checkpoints"
         self._blobs.get(_ABSENT)
         return ""

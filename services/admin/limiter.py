@@ -43,7 +43,7 @@ class Limiter:
             return await asyncio.wait_for(asked, self._patience_s)
         except TimeoutError:
             raise UnavailableError(
-                f"{self._what} was not done after {self._patience_s:g} s: ask again later"
+                f"{self._what} took longer than {self._patience_s:g} s; try again later"
             ) from None
 
     def close(self) -> None:

@@ -298,7 +298,7 @@ class Issuer:
         document = await self._answer("GET", place, _DOCUMENT)
         if document.issuer.rstrip("/") != self._settings.oidc_issuer:
             raise UnavailableError(
-                f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {document.issuer}"
+                f"DOLL_OIDC_ISSUER: must be {document.issuer}, got {self._settings.oidc_issuer}"
             )
         found = await self._answer("GET", document.jwks_uri, _KEYS)
         try:
@@ -324,11 +324,11 @@ class Issuer:
         """
         status, body = await self._http.answer(method, url, data=form)
         if form is not None and 400 <= status < 500:
-            raise UserError("the OpenID Connect issuer did not take this sign-in: sign in again")
+            raise UserError("the OpenID Connect issuer rejected this sign-in; sign in again")
         if status != 200:
             raise self._strange(f"status {status}")
-        what = f"{self._name} does not say what it should"
+        what = f"{self._name} sent an invalid response"
         return decoded(decoder.decode, body, what, UnavailableError)
 
     def _strange(self, what: object) -> UnavailableError:
-        return UnavailableError(f"{self._name} does not say what it should: {what}")
+        return UnavailableError(f"{self._name} sent an invalid response: {what}")

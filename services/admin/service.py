@@ -95,7 +95,7 @@ class AdminService:
         self.models = Limiter("reading a model", MODELS_AT_ONCE, READ_S)
         self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)
         self.tasks = Limiter("checking a task", TASKS_AT_ONCE, CHECK_S)
-        self.questions = Limiter("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
+        self.questions = Limiter("requesting a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.metrics = ApiMetrics(
             lambda: self.streams, self._shown_jobs, lambda: self.stores.missing
         )

@@ -74,8 +74,8 @@ class Simulations:
                 answer, said = await _converse(process, asked.model_dump_json().encode() + b"\n")
         except TimeoutError:
             problem = (
-                f"not done after {self._longest_s:g} s: ask for fewer runs, policies or updates, or"
-                " run `doll simulate` without --api"
+                f"took longer than {self._longest_s:g} s; request fewer runs, policies or updates,"
+                " or run `doll simulate` without --api"
             )
             raise GivenError(("experiment.updates", "runs"), problem) from None
         finally:
@@ -84,7 +84,7 @@ class Simulations:
             await process.wait()
         if process.returncode:
             _log.error("simulation_failed", status=process.returncode, said=said[-_SAID:].decode())
-            raise RuntimeError("a simulation failed; the log has its last words")
+            raise RuntimeError("a simulation failed; the log has its last output")
         report = REPORT.decode(answer)
         if report.refused:
             raise UserError(report.refused)

@@ -102,7 +102,7 @@ class Stores:
         lost = [f"{topic} ({count})" for topic, count in self.missing.items() if count]
         if not lost:
             return ""
-        return f"Kafka has lost records that were here, of {' and '.join(lost)}: {RESTORE}"
+        return f"Kafka has lost records of {' and '.join(lost)}; {RESTORE}"
 
     @property
     def unwritten(self) -> str:
@@ -161,7 +161,7 @@ class Stores:
             self._orders.put_nowait((act, asked))
         except Full:
             raise UnavailableError(
-                f"{ORDERS} changes of jobs wait for their turn; nothing was changed: try again"
+                f"{ORDERS} changes of jobs are queued; nothing was changed; try again"
             ) from None
         # The threads may have emptied the queue before this order was added.
         if self._ended:
@@ -171,10 +171,10 @@ class Stores:
         except TimeoutError:
             if asked.cancel():
                 raise UnavailableError(
-                    f"the change did not begin within {WRITE_S:g} s; nothing was changed: try again"
+                    f"the change did not begin within {WRITE_S:g} s; nothing was changed; try again"
                 ) from None
             raise UnknownOutcomeError(
-                f"Kafka did not answer within {WRITE_S:g} s: the change may have been made, or may"
+                f"Kafka did not answer within {WRITE_S:g} s; the change may have been made, or may"
                 " still be made; look at the job, or repeat a submission with its Idempotency-Key"
             ) from None
 

@@ -61,7 +61,7 @@ class _Commands(TyperGroup):
                 code = exits.UNAVAILABLE if isinstance(error, OutsideError) else exits.FAILED
                 option = ctx.meta.get(CHOSEN_WITH)
                 if option and error.retriable and not isinstance(error, ForbiddenError):
-                    hint = f" (is it running? choose another with {option})"
+                    hint = f" (is it running? use {option} to name another server)"
             Console(stderr=True, soft_wrap=True).print(
                 f"[bold red]error:[/] {escape(' '.join(str(error).split()))}{hint}", highlight=False
             )
@@ -98,21 +98,37 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it
 @app.callback()
 def settings(
     context: typer.Context,
-    kafka: Annotated[str, typer.Option(help="Brokers, host:port,... (else DOLL_KAFKA).")] = "",
+    kafka: Annotated[
+        str,
+        typer.Option(
+            help="Addresses of Kafka brokers: host:port, separated by commas. Optional. If unset,"
+            " DOLL_KAFKA from the environment is used."
+        ),
+    ] = "",
     api: Annotated[
-        str, typer.Option(help="http://host:port of the admin service (else DOLL_API).")
+        str,
+        typer.Option(
+            help="URL of the admin service, such as http://host:port. Optional. If unset,"
+            " DOLL_API from the environment is used."
+        ),
     ] = "",
     api_key: Annotated[
         str,
         typer.Option(
-            help="The key for it (else DOLL_API_KEY, or the file that DOLL_API_KEY_FILE names,"
-            " which other people of this machine do not see)."
+            help="API key for the admin service. Other users of this machine can see options, so"
+            " prefer DOLL_API_KEY or DOLL_API_KEY_FILE (a file with the key), which are used if"
+            " this option is unset."
         ),
     ] = "",
     *,
     _: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version of DOLL and exit.",
+        ),
     ] = False,
 ) -> None:
     """Remember the given options, which take precedence over the environment."""

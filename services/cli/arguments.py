@@ -6,5 +6,5 @@ from typing import Annotated
 
 import typer
 
-JobName = Annotated[str, typer.Argument(help="The job's name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobName = Annotated[str, typer.Argument(help="Name of the job.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

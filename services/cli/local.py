@@ -52,7 +52,7 @@ class Page(NamedTuple):
             sleep(_PAUSE_S)
 
     def __str__(self) -> str:
-        return f"{self.url} with any name and the password {self.key}"
+        return f"{self.url} (any user name, password {self.key})"
 
 
 def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int = 0) -> Page:
@@ -121,5 +121,5 @@ def made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error}") from error
+        raise UserError(f"{folder}: cannot be created: {error}") from error
     return folder

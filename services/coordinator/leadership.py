@@ -103,9 +103,9 @@ class Leadership:
         if not self._job.spec.grouped or self._job.replica.blobs is not None:
             return ""
         return (
-            "the workers of this job hold its weights, and store them in object storage, of"
-            " which the coordinator's settings name none: set DOLL_BLOBS there and where"
-            " workers run, then `doll job resume`"
+            "the workers of this job hold its weights and store them in object storage, which this"
+            " coordinator cannot use; set DOLL_BLOBS for coordinators and workers, then run `doll"
+            " job resume`"
         )
 
     def find(self, command: do.FindSnapshots) -> Iterator[events.CoordinatorEvent]:
@@ -161,7 +161,7 @@ class Leadership:
         # Kafka lost records during this search.
         except (ExpiredError, TruncatedError) as error:
             return events.HoldRequired(
-                f"{error}; `doll job resume {self._job.record.spec.name}` looks again"
+                f"{error}; run `doll job resume {self._job.record.spec.name}` to search again"
             )
         except (CorruptError, FutureFormatError) as error:
             return events.HoldRequired(str(error))
@@ -236,8 +236,8 @@ class Leadership:
         lossy = [each for each in differences(own, found) if each.loses]
         if lossy:
             return (
-                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))};"
-                f" set that right: {remedy(lossy)}; then `doll job resume"
+                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; correct the"
+                f" settings: {remedy(lossy)}; then run `doll job resume"
                 f" {self._job.record.spec.name}`"
             )
         if differing := differences(wanted, found):
@@ -257,7 +257,7 @@ class Leadership:
         for partition in known - ends.keys():
             # Raises if the topic does not exist.
             self._source.partitions(partition.topic)
-            raise UnavailableError(f"nobody can tell now where {partition} ends")
+            raise UnavailableError(f"Kafka does not return the end of {partition} now")
         return ends
 
     def _lost(
@@ -281,7 +281,8 @@ class Leadership:
                     anew = topic_id != held.topic_id != ""
                     what = _what_happened(reached, ends[own].offset, anew=anew)
                     lost[snapshot.rank] = (
-                        f"the {name} topic {what}, and {title} has it up to {held.offset:,}"
+                        f"the {name} topic {what}, but {title} needs it up to offset"
+                        f" {held.offset:,}"
                     )
         return lost
 
@@ -445,7 +446,7 @@ class Leadership:
 def _hold_required(error: BaseException) -> events.HoldRequired:
     reason = str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
     detail = "".join(traceback.format_exception(error)).rstrip()
-    return events.HoldRequired(f"the model cannot be made: {reason}", detail)
+    return events.HoldRequired(f"the model cannot be built: {reason}", detail)
 
 
 def _rank(snapshot: Snapshot) -> tuple[int, int, int]:
@@ -472,8 +473,10 @@ def _what_happened(reached: int, end: int, *, anew: bool) -> str:
         anew: True if it was created again, so that it is another topic.
     """
     if anew:
-        return "was deleted and created anew"
-    lost = "lost records that Kafka had acknowledged"
-    return (
-        f"{lost}: it {f'ends at {end:,}' if reached == end else f'has others from {reached:,} on'}"
+        return "was deleted and recreated"
+    now = (
+        f"ends at offset {end:,}"
+        if reached == end
+        else f"has other records from offset {reached:,} on"
     )
+    return f"lost records that Kafka had acknowledged: it {now}"

@@ -68,7 +68,7 @@ class JobCoordinator:
     ) -> None:
         first = record()
         if first is None:
-            raise AssertionError("nobody begins with a job that is gone")
+            raise AssertionError("the job does not exist any more")
         self._newest = record
         self.job = first.spec.name
         self._replica = replica
@@ -248,10 +248,13 @@ def _is_hopeless(fault: PreviousFault) -> bool:
 
 def _given_up(job: str, fault: PreviousFault) -> str:
     error = fault.error
-    why = f"its coordinator failed {fault.in_a_row} times, at last with {type(error).__name__}"
+    why = (
+        f"its coordinator failed {fault.in_a_row} times in a row, the last time with"
+        f" {type(error).__name__}"
+    )
     if isinstance(error, DeliveryError):
-        why = "Kafka refuses a record of this job again and again"
-    return f"{why}: {error}; mend that, then `doll job resume {job}`"
+        why = "Kafka repeatedly refuses a record of this job"
+    return f"{why}: {error}; correct the cause, then run `doll job resume {job}`"
 
 
 def request_of(record: JobRecord) -> events.WantedChanged:

@@ -153,8 +153,8 @@ class WatchedJob:
             topic_id = found[topic].topic_id
             if topic_id and self._ids.setdefault(topic, topic_id) != topic_id:
                 self.lost(
-                    f"the topic {topic} was deleted and created anew: its records have offsets that"
-                    f" others had before; {self._way_out}"
+                    f"the topic {topic} was deleted and recreated, so its offsets now belong to"
+                    f" other records; {self._way_out}"
                 )
         there = {Partition(topic, i) for topic in own for i in range(found[topic].partitions)}
         for place in [p for p in self.first if p.topic in own and p not in there]:
@@ -223,7 +223,7 @@ class WatchedJob:
     def _way_out(self) -> str:
         name = self.measuring.spec.name
         return (
-            "restore them and resume the job, or go on with what was learned in a new one:"
+            "restore the records and resume the job, or continue with the model in a new job:"
             f" `doll job submit FILE --from {name}`, under another name"
         )
 

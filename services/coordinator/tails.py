@@ -74,15 +74,16 @@ class TopicTail:
             self._outage.met(error)
         except (ExpiredError, TruncatedError) as error:
             again = isinstance(error, RecreatedError)
-            what = f"the topic {self._topic} was deleted and created anew" if again else str(error)
+            what = f"the topic {self._topic} was deleted and recreated" if again else str(error)
             yield self._hold_required(
-                f"acknowledged records were lost: {what}; `doll job resume --after-loss` goes on"
-                " from the best snapshot that the control and the updates topic still cover: what"
-                " was learned since is read and learned again"
+                f"acknowledged records were lost: {what}; `doll job resume --after-loss` continues"
+                " from the best snapshot that the control and the updates topic still cover, and"
+                " trains on the records since then again"
             )
         except FutureFormatError as error:
             yield self._hold_required(
-                f"{self._topic}: {error}; run a newer coordinator, then `doll job resume`"
+                f"{self._topic}: {error}; start a newer version of the coordinator, then run `doll"
+                " job resume`"
             )
         except UnknownTopicError:
             yield self._hold_required(deleted(self._topic))
@@ -111,18 +112,18 @@ class TopicTail:
 def deleted(topic: str) -> str:
     """Return the reason for holding a job whose control or updates topic does not exist."""
     return (
-        f"the topic {topic} of this job does not exist (any more), and what it held is lost;"
-        " `doll job resume --after-loss --from-start` makes it again, and begins again with version"
-        " 0: all records are read and trained again, as far as their topics keep them"
+        f"the topic {topic} of this job does not exist (any more), and its records are lost; `doll"
+        " job resume --after-loss --from-start` creates it again and starts again from version 0:"
+        " all records that the topics still have are trained again"
     )
 
 
 def missing(topic: str) -> str:
     """Return the reason for holding a job one of whose streams does not exist."""
     return (
-        f"the topic {topic} of this job does not exist (any more): if it was deleted, its records"
-        " are lost; create it again, and `doll job resume --from earliest` goes on with what is in"
-        " it then"
+        f"the topic {topic} of this job does not exist (any more); if it was deleted, its records"
+        " are lost; create it again, then `doll job resume --from earliest` continues with its new"
+        " records"
     )
 
 

@@ -153,7 +153,7 @@ class TestRecords:
         except (UnknownTopicError, ExpiredError) as error:
             missing = str(error)
         else:
-            missing = "" if self._test is not None else f"{self._topic} holds no records"
+            missing = "" if self._test is not None else f"{self._topic} has no records"
         if self._changes("missing", missing) and missing:
             self._log.warning("test_set_missing", reason=missing)
 

@@ -43,7 +43,7 @@ def main() -> int:
 def _provision(process: ServiceProcess) -> None:
     settings = process.settings
     if not settings.market:
-        raise UserError("DOLL_MARKET: must name the file of the machines that can be rented")
+        raise UserError("DOLL_MARKET: must be set to the path of a market file")
     market = Market.load(Path(settings.market))
     metrics = ProcessMetrics("provisioner")
 

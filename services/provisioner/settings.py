@@ -34,7 +34,9 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
     spec = record.spec
     asked = spec.provisioning
     if asked is None or spec.policy is None:
-        raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
+        raise UserError(
+            f"the job {spec.name} has no `provisioning`; its workers are started by hand"
+        )
     if problem := market.lag_problem(asked.max_lag_s):
         raise UserError(f"the job {spec.name}: provisioning.max_lag_s: {problem}")
     deadline_s, bids = spec.stop.deadline_s, asked.bidbrain

@@ -81,7 +81,7 @@ def _serve(arguments: argparse.Namespace, process: ServiceProcess) -> None:
     getLogger("uvicorn").setLevel("ERROR")
     torch.set_num_threads(process.settings.threads or 1)
     if bool(arguments.source) != bool(arguments.to):
-        raise UserError("--from and --to: one needs the other")
+        raise UserError("--from, --to: must be set together")
     selectors = [parse_version(each) for each in (arguments.alias, arguments.shadow) if each]
     with ExitStack() as stack, suppress(_EndedError):
         _open(arguments, selectors, process, stack)

@@ -128,7 +128,7 @@ class ModelServer:
         except (UserError, TaskError) as error:
             raise HTTPException(400, str(error)) from error
         except ClientDisconnect as error:
-            raise HTTPException(400, "nobody listens any more") from error
+            raise HTTPException(400, "the client has disconnected") from error
         except UnavailableError as error:
             raise HTTPException(503, str(error)) from error
         made = str(found.version.made.version)
@@ -143,9 +143,12 @@ class ModelServer:
         """Refuse a request for another model, or for another version than the one that answers."""
         name, version = request.path_params["name"], request.path_params.get("version")
         if name != self._job:
-            raise HTTPException(404, f"there is no model {name!r} here, only {self._job!r}")
+            raise HTTPException(404, f"model: must be {self._job!r}, got {name!r}")
         if made is not None and version not in (None, made):
-            raise HTTPException(404, f"version {version} is not served, but {made or 'none yet'}")
+            raise HTTPException(
+                404,
+                f"version: must be {made or 'left out, because none is served yet'}, got {version}",
+            )
 
     def _parameters(self, version: Version) -> dict[str, Any]:
         """Return additional data about the version that answers."""
@@ -175,4 +178,4 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _failed(_: Request, _error: Exception) -> Response:
     """Answer in JSON; Starlette raises the error again, so that uvicorn logs it."""
-    return refusal(500, "a fault of this server; its log says more")
+    return refusal(500, "internal error; see the log of the model server")

@@ -94,9 +94,9 @@ class Batches:
             TaskError: If the task raises on some of the records.
         """
         if self._waiting.qsize() > MOST_WAITING:
-            raise UnavailableError("too many requests wait: come again")
+            raise UnavailableError("too many requests are waiting; try again later")
         if self.fault is not None:
-            raise UnavailableError("this process ends")
+            raise UnavailableError("the model server is shutting down")
         future = asyncio.get_running_loop().create_future()
         self._waiting.put(_Waiting(columns, len(next(iter(columns.values()))), name, future))
         answer: Predicted = await future

@@ -60,7 +60,7 @@ class KeyGate:
                 scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
                 caller = self._keys.role_of(key.strip()) if scheme.lower() == "bearer" else None
                 if caller is None:
-                    refused = JSONResponse({"error": "needs an API key"}, 401, _CHALLENGE)
+                    refused = JSONResponse({"error": "an API key is required"}, 401, _CHALLENGE)
                     await refused(scope, receive, send)
                     return
                 scope[CALLER] = caller

@@ -112,8 +112,8 @@ class TopicAnswerer:
         log.create_topics([NewTopic(self._positions, count, compacted=True)])
         if (had := len(log.partitions(self._positions))) < count:
             raise UserError(
-                f"{route.source} has {count} partitions, and had {had} when {self._positions} was"
-                " made: add as many to that"
+                f"{self._positions}: must have at least {count} partitions, as {route.source} has,"
+                f" got {had}; add partitions to it"
             )
         self._group = log.stream(self._positions, [route.source], name)
         # Partitions that the group assigns, and the earliest time when each may be taken.

@@ -239,12 +239,18 @@ class OrderComputer:
         where = ", ".join(map(str, batch.address))
         # Compaction may have removed records. No worker can read them again.
         if there != batch.samples:
-            detail = f"{where} holds {there} records now, and held {batch.samples}"
+            detail = (
+                f"{where} contains {there} records now, but contained {batch.samples} when it was"
+                " claimed"
+            )
             raise NoGradientError("expired", (batch,), detail)
         found = sum(len(next(iter(part.values()))) for part in parts)
         # This program and the one that claimed the batch decode differently.
         if found != batch.samples:
-            detail = f"{found} of the {there} records at {where} decode here; all of them did"
+            detail = (
+                f"only {found} of the {there} records at {where} can be decoded here, but all of"
+                " them could when they were claimed"
+            )
             raise NoGradientError("raised", (batch,), detail)
         self._measures.batches_read_back.inc()
         # There may be many batches, and each takes seconds.
@@ -262,8 +268,8 @@ class OrderComputer:
             below = bisect_left(fetched.offsets, span.known)
             if below and 0 <= span.epoch < (epoch := fetched.epochs[below - 1]):
                 raise ExpiredError(
-                    f"{span} ends with a record of leader epoch {epoch}, and ended with one of"
-                    f" {span.epoch}: its log lost those that were claimed"
+                    f"{span} ends with a record of leader epoch {epoch}, but ended with one of"
+                    f" {span.epoch} when it was claimed; Kafka lost the claimed records"
                 )
         claimed_of = {span: topic_id for span, _ in read if (topic_id := self._topic_id(span))}
         # Topic ids are checked once, after all reads: the request is slow for topics with many
@@ -272,7 +278,9 @@ class OrderComputer:
         for span, topic_id in claimed_of.items():
             topic = found.get(span.topic)
             if topic is not None and topic.topic_id not in ("", topic_id):
-                raise ExpiredError(f"{span} was of another topic {span.topic}, which was deleted")
+                raise ExpiredError(
+                    f"{span} belongs to an earlier topic {span.topic}, which was deleted"
+                )
 
 
 def _blamed(compute: Compute, index: int | None) -> Sequence[Batch]:

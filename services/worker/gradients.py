@@ -204,7 +204,9 @@ class GradientLoop:
             raise NoGradientError("model_missing", batches, str(error)) from error
         if weights is None:
             self._missing = model
-            raise NoGradientError("model_missing", batches, "not on the board")
+            raise NoGradientError(
+                "model_missing", batches, "Redis does not have this version of the model"
+            )
         self._count.moved(received=len(weights))
         self._take(model, weights, batches)
 

@@ -327,8 +327,8 @@ class GroupLoop:
             self._shell.logger.warning(
                 "left_out",
                 worker=me.worker,
-                reason="another process of this name is believed, as it was heard first: stop one"
-                " of the two, or give it another --name",
+                reason="the leader accepts another process with this worker name, which reported"
+                " first; stop one of the two, or give it another --name",
             )
         self._is_double = bool(others)
         if self._formed is not None and self._formed.place == place:
@@ -373,7 +373,7 @@ class GroupLoop:
 
     def _apply(self) -> None:
         if self._held is None:
-            raise AssertionError("a result in hand is one upon what is held")
+            raise AssertionError("a pending result needs the held weights")
         started = perf_counter()
         self._held.apply()
         # The attempt is over, so these vectors are not needed any more.
@@ -422,7 +422,9 @@ class GroupLoop:
     def _enter(self, reduce: Reduce) -> None:
         formed, held = self._formed, self._held
         if formed is None or held is None:
-            raise AssertionError("a member of what is entered holds a version, and forms it")
+            raise AssertionError(
+                "a member that enters a collective has formed its group and holds a version"
+            )
         rank = formed.rank
         mine = [self._vectors[batches, reduce.local_rate] for batches in reduce.parts[rank]]
         self._tasks.put(partial(self._reduce_once, formed, held, reduce, mine))

@@ -90,7 +90,7 @@ class _OwnSum:
 def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed) -> None:
     if not np.isclose(samples, reduce.samples, rtol=1e-5) or members != len(formed.members):
         raise GroupError(
-            f"{samples:g} samples of {members:g} members were added up, expected"
+            f"the sum contains {samples:g} samples of {members:g} members, expected"
             f" {reduce.samples} of {len(formed.members)}"
         )
 
@@ -155,7 +155,7 @@ class HeldWhole:
     def apply(self) -> None:
         """Take the step."""
         if self._reduce is None:
-            raise AssertionError("a result in hand is one of an attempt")
+            raise AssertionError("a pending result belongs to an attempt")
         # The sum is used up.
         reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale

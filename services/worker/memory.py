@@ -105,7 +105,7 @@ def group_bytes() -> int:
 def _check_fits(needed: int, allowed: int) -> None:
     if needed >> 20 > allowed >> 20:
         raise UserError(
-            f"aggregation.mode: the weights of this job take {needed >> 20:,} MiB of each worker,"
-            f" more than {allowed >> 20:,}, half of its machine or container: take larger ones, or"
-            " mode: board"
+            f"aggregation.mode: the weights of this job need {needed >> 20:,} MiB in each worker,"
+            f" but only {allowed >> 20:,} MiB (half of the machine or container) may be used; use"
+            " larger machines or `mode: board`"
         )

@@ -216,7 +216,7 @@ class JobSelector:
             task = record.spec.task_name
             if task not in self._me.tasks and name not in self._left:
                 self._left.add(name)
-                reason = f"its task {task} is not in DOLL_TASKS here"
+                reason = f"its task {task} is not in this worker's DOLL_TASKS"
                 self._log.warning("job_left_to_others", job=name, reason=reason)
 
     def _known(self) -> dict[str, JobDemand]:
@@ -267,7 +267,7 @@ class JobSelector:
         # The worker is a machine of a purged job.
         if only not in (job, record.id):
             return False
-        self._select(job, now, "it is for this job alone")
+        self._select(job, now, "the worker is reserved for this job")
         return True
 
     def _select(self, job: str, now: float, reason: str) -> None:

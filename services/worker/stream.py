@@ -223,9 +223,9 @@ class Stream:
                 if self._truncated.get(partition) != event:
                     self._truncated[partition] = event
                     reason = (
-                        "its topic was deleted and created anew"
+                        "its topic was deleted and recreated"
                         if recreated
-                        else f"its log lost the records that it had from {at} on"
+                        else f"Kafka lost the partition's records from offset {at} on"
                     )
                     self._log.error("stream_truncated", partition=str(partition), reason=reason)
                 self._feed(events.Truncated(partition, recreated))

@@ -69,7 +69,8 @@ class TimeLag:
                     partition=str(partition),
                     behind_s=round(lag_s),
                     records=backlog[partition],
-                    reason="its records are that much older than those of the other partitions",
+                    reason="the partition's records are older by this much than those of the other"
+                    " partitions",
                 )
             elif lag_s <= FAR_BEHIND_S and partition in self._far_behind:
                 self._far_behind.discard(partition)

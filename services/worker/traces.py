@@ -67,7 +67,7 @@ class BatchTraces:
         """
         error = f"{reply.reason}: {reply.detail}" if isinstance(reply, Failed) else ""
         if not error and not sent:
-            error = "the board is unavailable"
+            error = "Redis is unavailable"
         for batch in compute.batches:
             trace = self._tracer.trace(self._job, batch.address)
             if trace is not None:

@@ -196,7 +196,7 @@ def test_disk_store_rejects_names_outside_its_directory(tmp_path: Path, name: st
         lambda: blobs.replace(name, b"x", None),
     ]
     for call in calls:
-        with pytest.raises(UserError, match="names no blob"):
+        with pytest.raises(UserError, match="is not a valid blob name"):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["blobs"]
 
@@ -349,7 +349,7 @@ def lying(s3_server: str) -> Iterator[LyingServer]:
 
 @pytest.mark.parametrize(
     ("lie", "reason"),
-    [("other", "of the bucket 'another'"), ("page", "that is no list")],
+    [("other", "of the bucket 'another'"), ("page", "that is not a list")],
 )
 def test_invalid_list_response_raises_unavailable(
     lying: LyingServer, lie: Lie, reason: str
@@ -367,18 +367,18 @@ def test_invalid_list_response_raises_unavailable(
 def test_page_instead_of_an_object_raises_unavailable(lying: LyingServer) -> None:
     blobs = S3Blobs(BUCKET, "lies/", lying.url, REGION)
     lying.lies, lying.newest = {"lies": "page"}, {"lies": ""}
-    with pytest.raises(UnavailableError, match="no object of a bucket"):
+    with pytest.raises(UnavailableError, match="not an object of a bucket"):
         blobs.get_tagged("a")
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"IsTruncated": True}, "cut off"),
+        ({"IsTruncated": True}, "truncated"),
         ({"KeyCount": 7}, "of 7 names with 1 in it"),
         ({"Prefix": "others/"}, "begin with 'others/'"),
         ({"Contents": [{"Key": "others/a"}]}, "begin with"),
-        ({"IsTruncated": None}, "no list"),
+        ({"IsTruncated": None}, "not a list"),
     ],
 )
 def test_list_that_contradicts_itself_is_rejected(
@@ -401,7 +401,7 @@ def test_list_with_repeated_continuation_token_is_rejected(s3_server: str) -> No
     blobs = S3Blobs(BUCKET, "", s3_server, REGION)
     page = {"Name": BUCKET, "IsTruncated": True, "NextContinuationToken": "t"}
     assert blobs.why_no_list(page, "", "") == ""
-    assert "cut off" in blobs.why_no_list(page, "", "t")
+    assert "truncated" in blobs.why_no_list(page, "", "t")
 
 
 def test_unreadable_folder_raises_unavailable(tmp_path: Path) -> None:

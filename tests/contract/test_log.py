@@ -107,7 +107,7 @@ def test_compacted_topic_rejects_record_without_key(rig: Rig, fresh: str) -> Non
     assert found == [b"with"]
     with closing(rig.log.writer()) as writer:
         writer.append(fresh, b"without")
-        with pytest.raises(DeliveryError, match="takes no record without a key"):
+        with pytest.raises(DeliveryError, match="accepts no record without a key"):
             writer.flush(PATIENCE_S)
 
 

@@ -157,7 +157,7 @@ def test_record_under_another_name_is_skipped(
     server.put_raw("worker:w2", wire.encode_placement(FIRST))
 
     assert roster.read() == []
-    assert "the record of another" in caplog.text
+    assert "has the record of another" in caplog.text
 
 
 def test_killed_server_is_unavailable_and_empty_after_restart(server: Server) -> None:

@@ -169,7 +169,7 @@ def test_parameters_are_completed_once_after_a_crash() -> None:
 def test_token_is_sent_and_missing_access_names_the_setting() -> None:
     fake = FakeMlflow(token="right")  # noqa: S106 -- of a fake
     mlflow(fake, "right").begin("Default", "digits", JOB, {})
-    with pytest.raises(UserError, match=r"does not let us in \(status 401\).*DOLL_MLFLOW_TOKEN"):
+    with pytest.raises(UserError, match=r"denies access \(status 401\).*DOLL_MLFLOW_TOKEN"):
         mlflow(fake, "wrong").begin("Default", "digits", JOB, {})
 
 
@@ -178,9 +178,17 @@ def test_token_is_sent_and_missing_access_names_the_setting() -> None:
     [
         (httpx2.Response(503), UnavailableError, "status 503"),
         (httpx2.Response(429), UnavailableError, "status 429"),
-        (httpx2.Response(404, text="<!doctype html>"), UserError, "names no MLflow server"),
+        (
+            httpx2.Response(404, text="<!doctype html>"),
+            UserError,
+            "must be the complete URL of an MLflow server",
+        ),
         (httpx2.Response(302, headers={"Location": "/in"}), UserError, "with status 302"),
-        (httpx2.Response(200, text="hello"), UserError, "names no MLflow server"),
+        (
+            httpx2.Response(200, text="hello"),
+            UserError,
+            "must be the complete URL of an MLflow server",
+        ),
         (refused(400, "INVALID", "one\ntwo"), UserError, r"get-by-name: one \(INVALID\)"),
         (
             httpx2.Response(

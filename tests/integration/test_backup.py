@@ -112,7 +112,7 @@ def test_jobs_and_keys_lost_by_kafka_are_restored_from_backup(
         )
         with closing(JobOperations(log)) as job_store, pytest.raises(ConflictError) as refused:
             job_store.submit(first.spec)
-        assert "bring the records back with `doll restore FILE`" in str(refused.value)
+        assert "restore the records with `doll restore FILE`" in str(refused.value)
         assert "--purge" not in str(refused.value)
 
         restored = doll(settings, "restore", file)

@@ -148,7 +148,7 @@ def test_backlog_survives_task_bug_and_quarantined_batches_are_requeued(
     assert 'bad_tasks.py", line' in record.detail
     count = len(before.quarantined)
     assert 1 <= count <= MOST_QUARANTINED
-    assert f"{count} of {count} batches of {job.name} wait for an update again" in said
+    assert f"{count} of {count} batches of {job.name} were requeued" in said
     await_condition(job.drained, "everything is trained", patience_s=120.0)
     proof = job.audit()
     assert (proof.flaws, proof.quarantined, proof.trained) == ((), (), RECORDS)

@@ -95,7 +95,7 @@ def tear_all(blobs: Blobs, _job: str) -> str:
     for name in blobs.names(""):
         if name.endswith("manifest.json"):
             blobs.put(name, b"{")
-    return "there are checkpoints, but none to go on from"
+    return "there are checkpoints, but none can be used to continue"
 
 
 def exchange_model(blobs: Blobs, job: str) -> str:
@@ -106,7 +106,10 @@ def exchange_model(blobs: Blobs, job: str) -> str:
         parts = {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
         blobs.delete(f"{checkpoint.folder}manifest.json")
         store.save(name, {**parts, TRAINER: other}, checkpoint.manifest.created_s)
-    return "it holds adam, 7 parameters, 0 buffers, but this job's model has sgd, 800 parameters, 0"
+    return (
+        "the snapshot contains adam, 7 parameters, 0 buffers, but this job's model has sgd, 800"
+        " parameters, 0"
+    )
 
 
 def write_by_newer_program(blobs: Blobs, job: str) -> str:
@@ -153,7 +156,7 @@ def test_job_starts_with_weights_of_another_job(make: Make) -> None:
         return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
 
     output = submit(first, "second", "first@best")
-    assert "it begins with the checkpoint" in output
+    assert "the job starts from the checkpoint" in output
     assert "of first: weights and optimizer state (sgd)" in output
     await_condition(lambda: {-1.0} in weights(), "version 0 has the weights of the first job")
     first.start("worker", "w2", "second")

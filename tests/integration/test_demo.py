@@ -225,7 +225,7 @@ def test_worker_that_dies_unexpectedly_ends_the_demo_and_is_named(
         [victim] = [pid for pid in children if name_of(pid) == "worker-1"]
         os.kill(victim, signal.SIGKILL)
         assert process.wait(END_S) == exits.FAILED
-    assert "worker-1 ended by itself with status -9" in said.read_text()
+    assert "worker-1 ended unexpectedly with status -9" in said.read_text()
     assert left(children) == set()
 
 
@@ -234,9 +234,9 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """Return a PATH, and the Kafka that `doll up` starts with it, and why."""
     if request.param == "Java":
         kafka_jars()
-        started = "Apache Kafka itself (--kafka-built-in starts the small one)"
+        started = "Apache Kafka (--kafka-built-in starts the small one)"
         return os.environ["PATH"], started
-    keeps = "it keeps 5 MB of each partition, and nothing when it ends"
+    keeps = "it keeps 5 MB of each partition, and loses all data at its end"
     why = "no Java here: install a JRE of version 17 or later"
     return str(tmp_path), f"the built-in one, for a first try: {keeps} ({why})"
 
@@ -248,7 +248,7 @@ def test_doll_up_prints_everything_another_terminal_needs(
     arguments = ["up", "--workers", "1", "--directory", str(folder)]
     path, started = machine
     with running(arguments, temporary, said, path) as process:
-        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        await_condition(lambda: "Ctrl-C stops everything" in said.read_text(), "everything is up")
         listed = subprocess.run(  # noqa: S603 -- our own program
             ["/bin/sh", "-c", f'. {folder}/environment && exec "$@"', "sh", *DOLL, "job", "list"],
             cwd=ROOT,
@@ -286,7 +286,7 @@ def test_task_that_exits_its_process_ends_no_stack_and_no_other_job(
     said, folder = tmp_path / "said", tmp_path / "up"
     arguments = ["up", "--workers", "1", "--directory", str(folder)]
     with running([*arguments, "--kafka-built-in"], temporary, said) as process:
-        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        await_condition(lambda: "Ctrl-C stops everything" in said.read_text(), "everything is up")
         lines = (folder / "environment").read_text().splitlines()
         settings = read_settings(
             dict(shlex.split(line)[1].split("=", 1) for line in lines) | {"DOLL_TASKS": ENTRYPOINT}
@@ -324,10 +324,10 @@ def test_dead_redis_is_restarted_and_dead_built_in_kafka_ends_the_stack(
     said = tmp_path / "said"
     arguments = ["up", "--workers", "0", "--kafka-built-in"]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        await_condition(lambda: "Ctrl-C stops everything" in said.read_text(), "everything is up")
         os.kill(server_of(process.pid, "redis-server"), signal.SIGKILL)
         await_condition(
-            lambda: "Redis was ended by SIGKILL" in said.read_text(),
+            lambda: "Redis was killed by SIGKILL" in said.read_text(),
             "the restart of Redis is reported",
         )
         await_condition(

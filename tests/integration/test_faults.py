@@ -228,8 +228,10 @@ def test_control_topic_shorter_than_snapshot_holds_the_job(make: Make) -> None:
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 
     reason = cluster.record().reason
-    assert "the control topic lost records that Kafka had acknowledged: it ends at 0" in reason
-    assert "the hot snapshot 4-9 has it up to 3" in reason
+    assert (
+        "the control topic lost records that Kafka had acknowledged: it ends at offset 0" in reason
+    )
+    assert "the hot snapshot 4-9 needs it up to offset 3" in reason
     assert "--after-loss" in reason
     assert (
         cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0

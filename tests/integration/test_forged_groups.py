@@ -109,7 +109,10 @@ def attempt(trigger: UpdateTrigger) -> AttemptId:
 
 
 REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
-    "2^62 numbers": (lambda t: state(t, numbers=2**62), "numbers: its model has more than"),
+    "2^62 numbers": (
+        lambda t: state(t, numbers=2**62),
+        "numbers: the reported model has more than",
+    ),
     "more numbers than the others have": (
         lambda t: state(t, numbers=2**39),
         "that of most workers",
@@ -118,21 +121,24 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
     "a start time that is not a number": (lambda t: state(t, began_s=float("nan")), ""),
     "an unknown version": (
         lambda t: state(t, made=ModelId(t.id.epoch, 10**6)),
-        "made: it holds version 1000000",
+        "made: the report names version 1000000",
     ),
     "an unknown trigger": (
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch, 2**62)),
-        "heard: it names a trigger",
+        "heard: the report names a trigger",
     ),
     "another leader's trigger": (
         lambda t: state(t, last_trigger=TriggerId(t.id.epoch + 1, 1)),
-        "heard: it names a trigger",
+        "heard: the report names a trigger",
     ),
     "the newest version at an unknown member": (lambda t: state(t, made=made(t)), ""),
-    "an unknown slice": (lambda t: state(t, slices=(99,)), "slices: it holds slice 99"),
+    "an unknown slice": (
+        lambda t: state(t, slices=(99,)),
+        "slices: the report names slice 99",
+    ),
     "another process under a member's name": (
         lambda t: state(t, worker=WorkerId("w1"), made=made(t)),
-        "two processes run as w1",
+        "two processes run as worker w1",
     ),
     "an old report of a member": (
         lambda t: state(
@@ -242,11 +248,12 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
         return set() if trigger.group is UNSET else {*trigger.group.membership.members}
 
     await_condition(
-        lambda: status_says().startswith("two processes run as w1"), "the status reports it"
+        lambda: status_says().startswith("two processes run as worker w1"), "the status reports it"
     )
     await_condition(lambda: "left_out" in cluster.said("c1"), "the leader logs it")
     await_condition(
-        lambda: "another process of this name" in cluster.said(double), "the second process logs it"
+        lambda: "another process with this worker name" in cluster.said(double),
+        "the second process logs it",
     )
     first = member(newest(cluster), "w1")
     for _ in range(2):

@@ -98,9 +98,10 @@ def test_job_runs_on_hostile_cluster_defaults_and_is_held_if_records_would_be_lo
         await_condition(lambda: cluster.record().held, "the job is held", PATIENCE_S)
         assert cluster.record().reason == (
             f"Kafka would lose records of the job: {updates_topic(NAME)} has"
-            " retention.ms=100000000, not -1; set that right: kafka-configs.sh --bootstrap-server"
-            f" $DOLL_KAFKA --alter --entity-type topics --entity-name {updates_topic(NAME)}"
-            f" --add-config retention.ms=-1; then `doll job resume {NAME}`"
+            " retention.ms=100000000, not -1; correct the settings: kafka-configs.sh"
+            " --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
+            f" --entity-name {updates_topic(NAME)}"
+            f" --add-config retention.ms=-1; then run `doll job resume {NAME}`"
         )
         configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "-1"})
         cluster.want("running")

@@ -48,10 +48,10 @@ TURNS: tuple[tuple[Lie, Lie, Lie], ...] = (
 SAID: dict[Lie, str] = {
     "empty": "has 0 readable checkpoints",
     "cut": "readable checkpoint",
-    "half": "its weights are torn",
+    "half": "its weights are damaged",
     "stale": "readable checkpoint",
     "late": "readable checkpoint",
-    "page": "that is no list",
+    "page": "that is not a list",
     "other": "of the bucket 'another'",
 }
 

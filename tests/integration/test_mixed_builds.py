@@ -22,7 +22,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 RECORDS = 1600
 GROUP = "\n            aggregation: {mode: group}\n            checkpoint: {every_s: 0.5}\n"
 DIFFERENCE = (
-    "the first difference: at place 1 it has the parameter 'low' (800,) float32, but the task's"
+    "first difference: at place 1 it has the parameter 'low' (800,) float32, but the task's"
     " model has the parameter 'high' (800,) float32"
 )
 
@@ -55,7 +55,7 @@ def test_worker_of_another_build_is_left_out_and_all_records_count_once(
         return {} if status is None else {str(w): why for w, why in status.left_out.items()}
 
     await_condition(lambda: "w2" in left_out(), "the leader leaves the other build out")
-    assert "its task's code builds another model than the job's" in left_out()["w2"]
+    assert "its task builds another model than the job's" in left_out()["w2"]
     assert left_out().keys() == {"w2"}
     await_condition(
         lambda: DIFFERENCE in cluster.board.unable().get("worker w2", ""),

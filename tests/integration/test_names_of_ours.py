@@ -97,7 +97,7 @@ def said(command: Sequence[object], place: str, folder: Path, packages: Sequence
 
 def test_module_finds_our_common_package(installed: Path, place: str, tmp_path: Path) -> None:
     module = [installed / "python", "-m", "services.provisioner", "--help"]
-    assert "Rents machines for jobs" in said(module, place, tmp_path, ["common"])
+    assert "rents machines from the market" in said(module, place, tmp_path, ["common"])
 
 
 def test_command_finds_all_our_packages(installed: Path, place: str, tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_services_started_by_the_command_find_all_our_packages(
     installed: Path, place: str, tmp_path: Path
 ) -> None:
     becomes = [installed / "python", installed / "doll", "provisioner", "--help"]
-    assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", OURS)
+    assert "rents machines from the market" in said(becomes, place, tmp_path / "becomes", OURS)
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
     output = said(starts, place, tmp_path / "starts", OURS)
-    assert "provisioner: DOLL_MARKET: must name the file" in output
+    assert "provisioner: DOLL_MARKET: must be set" in output
 
 
 def test_task_beside_a_user_package_named_common_is_found(
@@ -143,5 +143,5 @@ def test_task_beside_a_user_package_named_common_is_found(
     assert last == (
         "common.errors.TaskMissingError: task 'shop:Task' cannot be imported here:"
         " ModuleNotFoundError: No module named 'common.prices':"
-        " 'common' is DOLL's own package here; rename yours"
+        " 'common' is also a package of DOLL, so rename yours"
     )

@@ -219,7 +219,9 @@ def test_job_that_awaits_its_turn_is_shown_as_idle(opened: Browser) -> None:
         page = Site(service, address, opened).open("/jobs/letters")
         banner, badge = page.locator(".banner"), page.locator("main .badge")
 
-        expect(banner).to_contain_text("it is another job's turn: the worker is at `fraud`")
+        expect(banner).to_contain_text(
+            "another job has its turn: the worker is working for `fraud`"
+        )
         expect(banner).not_to_have_class(re.compile("grave"))
         expect(badge).to_have_text("waiting for workers")
         expect(badge).to_have_attribute("data-idle", "")
@@ -256,7 +258,7 @@ def test_held_job_shows_the_reason_and_the_commands_to_resume(site: Site) -> Non
     expect(grave).to_contain_text("3 batches in a row were quarantined: KeyError: 'label'")
     expect(grave.locator("code")).to_have_text("doll job resume orders")
     expect(quarantine).to_contain_text("3 batches are quarantined:")
-    expect(quarantine).to_contain_text("3 can be trained after all")
+    expect(quarantine).to_contain_text("3 can be trained once")
     expect(quarantine.locator("code")).to_have_text("doll job requeue orders --all")
     expect(page.locator("details .detail")).to_contain_text("KeyError: 'label'")
 
@@ -264,7 +266,7 @@ def test_held_job_shows_the_reason_and_the_commands_to_resume(site: Site) -> Non
     site.service.update("orders", Replayed(poison(1), "ada", time.time()))
 
     expect(quarantine).to_contain_text("2 batches are quarantined:")
-    expect(quarantine).to_contain_text("1 can be trained after all")
+    expect(quarantine).to_contain_text("1 can be trained once")
     page.goto(f"{site.address}/#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders"))
     expect(row.locator('[data-name="State"]')).to_contain_text("held")
@@ -280,7 +282,7 @@ def test_job_page_shows_the_numbers_of_the_api(site: Site) -> None:
     assert tile(page, "Cost so far") == f"${answer['cost']['spent_usd']:.2f}"
     assert tile(page, "Predicted cost") == f"${answer['cost']['predicted_usd']:.2f}"
     assert tile(page, "Version") == f"{site.get('/v1/jobs/fraud')['progress']['version']:,}"
-    section = page.locator("section", has=page.get_by_role("heading", name="The plan in force"))
+    section = page.locator("section", has=page.get_by_role("heading", name="Current plan"))
     expect(section).to_contain_text(f"{plan['spot']} on spot, {plan['on_demand']} on demand")
     expect(section).to_contain_text(plan["reason"])
     expect(section).to_contain_text(plan["why"])
@@ -472,7 +474,7 @@ def test_revoked_key_gets_a_remedy(site: Site) -> None:
     site.service.keys.revoke("guest")
     page.get_by_role("link", name="Jobs", exact=True).click()
 
-    expect(page.get_by_role("heading", name="A valid key is needed")).to_be_visible()
+    expect(page.get_by_role("heading", name="A valid API key is required")).to_be_visible()
     expect(page.get_by_role("button", name="Reload and sign in")).to_be_visible()
     expect(page.locator("#pulse")).to_have_text("Stopped")
 
@@ -484,8 +486,8 @@ def test_missing_job_is_described_in_a_plain_sentence(site: Site) -> None:
 
     page.goto(f"{site.address}/#/jobs/clicks")
 
-    expect(page.get_by_text("Nobody works for this job")).to_be_attached()
-    for name in ("Machines", "Cost so far", "Stability ratio", "The plan in force", "Plans"):
+    expect(page.get_by_text("This job has no workers")).to_be_attached()
+    for name in ("Machines", "Cost so far", "Stability ratio", "Current plan", "Plans"):
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
 
 
@@ -773,7 +775,7 @@ def test_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     ):
         expect(log).to_contain_text(line)
     page.get_by_role("link", name="newest").click()
-    expect(page.locator(".actions")).to_contain_text("There is none yet.")
+    expect(page.locator(".actions")).to_contain_text("It does not exist yet.")
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Stop it").click()
     expect(page.locator(".badge")).to_have_text("stopped")

@@ -236,7 +236,7 @@ def test_job_trains_on_avro_during_outages_of_the_registry(
         [reason] = {
             each.reason for each in read_dead_letters(training.log, "avro-rows").dead_letters
         }
-        assert reason == "the registry has no schema of its id"
+        assert reason == "the schema registry has no schema with the record's id"
         training.produce(*known)
         training.await_samples(320)
 

@@ -219,10 +219,10 @@ def test_documented_rights_cover_only_our_keys(safe_redis: SafeRedis) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"_PASSWORD": WRONG}, "does not accept our name or password.*DOLL_REDIS_PASSWORD"),
-        ({"user": "nobody@"}, "does not accept our name or password.*the URL in DOLL_REDIS"),
-        ({"user": "", "_PASSWORD": ""}, "does not accept our name or password"),
-        ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*DOLL_REDIS_CA must name the file"),
+        ({"_PASSWORD": WRONG}, "rejects the user name or password.*DOLL_REDIS_PASSWORD"),
+        ({"user": "nobody@"}, "rejects the user name or password.*the URL in DOLL_REDIS"),
+        ({"user": "", "_PASSWORD": ""}, "rejects the user name or password"),
+        ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*set DOLL_REDIS_CA to the certificate file"),
     ],
 )
 def test_caller_that_redis_refuses_gets_a_remedy(
@@ -249,9 +249,7 @@ def test_client_without_required_certificate_is_refused_by_redis(safe_redis: Saf
 def test_missing_redis_right_is_named(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
     board = board_with(safe_redis, user="narrow@")
-    with pytest.raises(
-        OutsideError, match=r"does not let us do EXISTS.*howto/security\.md"
-    ) as raised:
+    with pytest.raises(OutsideError, match=r"denies EXISTS.*howto/security\.md") as raised:
         board.is_leased()
     assert not raised.value.retriable
 
@@ -261,8 +259,8 @@ def test_missing_redis_right_is_named(safe_redis: SafeRedis) -> None:
     ("changes", "message"),
     [
         ({"_CA": "{}/none.pem"}, "DOLL_REDIS_CA: the file cannot be read: No such file"),
-        ({"_CA": "{}/ours.key"}, "DOLL_REDIS_CA: the file holds no certificate"),
-        ({"_KEY": "{}/redis.key"}, "DOLL_REDIS_CERT or DOLL_REDIS_KEY: the file holds no cert"),
+        ({"_CA": "{}/ours.key"}, "DOLL_REDIS_CA: the file contains no certificate"),
+        ({"_KEY": "{}/redis.key"}, "DOLL_REDIS_CERT or DOLL_REDIS_KEY: the file contains no cert"),
         ({"": "rediss://127.0.0.1/0?colour=red"}, "DOLL_REDIS: the URL has a part or an option"),
     ],
 )
@@ -414,7 +412,7 @@ def test_readers_without_group_right_still_read_and_one_names_the_right(
 def test_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
     wanted = (
-        r"Kafka refuses read or describe on topic payroll \(principal User:doll\): add it as in"
+        r"Kafka refuses read or describe on topic payroll \(principal User:doll\): grant it as in"
         r" docs/howto/security\.md \(TOPIC_AUTHORIZATION_FAILED\)"
     )
     with pytest.raises(ForbiddenError, match=wanted):

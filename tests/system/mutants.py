@@ -63,18 +63,18 @@ CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 MUTANTS = (
     # --- streams that change ------------------------------------------------------------------
     Mutant(
-        "added partitions are opened",
+        "the leader opens added partitions",
         100,
         (Edit(CORE + "leader.py", "if self.ledger.generation(partition) is None:", "if False:"),),
     ),
     Mutant(
-        "a partition is opened once",
+        "a partition is opened only once",
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
     # --- forged triggers ------------------------------------------------------------------------
     Mutant(
-        "workers read the trigger stream that the leader status names",
+        "workers read the trigger stream that the leader's status names",
         20,
         (
             Edit(
@@ -85,7 +85,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "orders of one trigger stream do not count in another",
+        "trigger ids of one trigger stream do not count for another",
         20,
         (
             Edit(
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     # --- the control and the updates topic lose records -----------------------------------------
     Mutant(
-        "snapshots name the ids of their topics",
+        "a snapshot names the topics that it belongs to",
         100,
         (
             Edit(
@@ -113,7 +113,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader records the leader epochs that it read in the control topic",
+        "a leader tracks the Kafka leader epoch of the control topic",
         200,
         (
             Edit(
@@ -124,7 +124,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader records the leader epochs that it read in the updates topic",
+        "a leader tracks the Kafka leader epoch of the updates topic",
         300,
         (
             Edit(
@@ -135,12 +135,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot with lost records in a topic is no base",
+        "a snapshot whose topics lost records is not a base",
         100,
         (Edit(CORE + "snapshot_search.py", "if not why[each.rank]]", "]"),),
     ),
     Mutant(
-        "a candidate continues in the topics that it read",
+        "a candidate continues in the topics that it checked",
         100,
         (
             Edit(
@@ -149,7 +149,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an epoch is a number that is never used again",
+        "an epoch number is never used again",
         800,
         (
             Edit(
@@ -160,7 +160,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine identifies a batch by value",
+        "a quarantine identifies a batch by value, not by offset",
         600,
         (
             Edit(
@@ -176,12 +176,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker gives up lost claims after a timeout",
+        "workers wait for lost claims for a limited time",
         200,
         (Edit(CORE + "worker_reading.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
     ),
     Mutant(
-        "an older leader status that is repeated is believed",
+        "a worker accepts an older leader status if it persists",
         100,
         (
             Edit(
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     # --- streams whose logs changed -----------------------------------------------------------
     Mutant(
-        "a worker starts at the log position in the leader status",
+        "a worker takes its log position from the leader status",
         1000,
         (
             Edit(
@@ -204,7 +204,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "lost batches expire and are not read back from another log",
+        "batches whose records are gone expire and are not read from another log",
         1000,
         (
             Edit(
@@ -220,7 +220,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a request to resume after a loss opens the streams that lost records",
+        "--after-loss opens the streams that lost records",
         100,
         (
             Edit(
@@ -244,7 +244,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an open batch above the new b closes",
+        "an open batch that already has the new b records closes",
         400,
         (
             Edit(
@@ -255,7 +255,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the bound and the K of a worker follow those of the job",
+        "a worker's bound and K follow changes of the job",
         100,
         (
             Edit(
@@ -267,17 +267,17 @@ MUTANTS = (
     ),
     # --- claims -------------------------------------------------------------------------------
     Mutant(
-        "a claim does not start after the end of the last accepted one",
+        "a claim does not begin after the end of the last accepted one",
         400,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed > span.start:"),),
     ),
     Mutant(
-        "a claim does not start before the end of the last accepted one",
+        "a claim does not begin before the end of the last accepted one",
         100,
         (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed < span.start:"),),
     ),
     Mutant(
-        "a claim counts with all of its spans or not at all",
+        "a claim is accepted with all of its spans or with none",
         300,
         (
             Edit(
@@ -288,7 +288,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "records that retention deleted are claimed as expired",
+        "workers claim records that retention deleted as expired",
         100,
         (
             Edit(
@@ -299,7 +299,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker detects that it lost its place",
+        "a worker drops a position that the leader's status contradicts",
         100,
         (
             Edit(
@@ -310,7 +310,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker announces no more batches than its bound",
+        "a worker claims no more batches than its bound",
         100,
         (
             Edit(
@@ -321,7 +321,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "batches that may have been refused do not fill the bound",
+        "batches that may have been rejected do not count for the bound",
         1000,
         (
             Edit(
@@ -332,7 +332,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker forgets settled batches",
+        "a worker drops settled batches",
         100,
         (
             Edit(
@@ -356,7 +356,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "versions and the record numbers of a leader increase by one",
+        "versions and a leader's record numbers increase by one",
         100,
         (
             Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),
@@ -364,7 +364,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a Lead takes back the updates above its base",
+        "a Lead rolls back updates above its base",
         100,
         (
             Edit(
@@ -375,7 +375,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader stops when another one leads",
+        "a leader stops when another Lead counts",
         500,
         (
             Edit(
@@ -387,7 +387,7 @@ MUTANTS = (
     ),
     # --- snapshots ----------------------------------------------------------------------------
     Mutant(
-        "a snapshot waits until its audit was read back",
+        "a snapshot is published only after its audit was read back",
         300,
         (
             Edit(
@@ -398,12 +398,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a snapshot that a later Lead took back is not used",
+        "a snapshot that a later Lead rolled back is not used",
         2000,
         (Edit(CORE + "snapshots.py", "if not history.base_lost or", "if True or"),),
     ),
     Mutant(
-        "a snapshot counts the batches of the round in flight as waiting",
+        "a snapshot contains the batches of the round in flight as waiting",
         100,
         (
             Edit(
@@ -415,7 +415,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round waits while too many audit records are unread",
+        "a round waits while too many audit records are not read back",
         1200,
         (
             Edit(
@@ -427,7 +427,7 @@ MUTANTS = (
     ),
     # --- rounds -------------------------------------------------------------------------------
     Mutant(
-        "a gradient must match the epoch and the version of its round",
+        "a gradient must match the round's epoch, not only its version",
         1000,
         (
             Edit(
@@ -469,7 +469,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient has all the samples of its batches",
+        "a gradient must include all samples of its batches",
         100,
         (
             Edit(
@@ -480,7 +480,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a missing model is published again",
+        "the leader publishes a missing model again",
         600,
         (
             Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
@@ -488,7 +488,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "overdue orders are assigned again",
+        "overdue batches are assigned again",
         100,
         (
             Edit(
@@ -499,7 +499,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "changed weights are applied only to their base model",
+        "a model difference is applied only to its base model",
         100,
         (
             Edit(
@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     # --- several rounds in flight -------------------------------------------------------------
     Mutant(
-        "a round starts only if all rounds can still be applied in time",
+        "a round begins only if all rounds can meet their staleness limit",
         100,
         (
             Edit(
@@ -522,7 +522,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round is applied only if all others can still be applied in time",
+        "a round is applied only if all others can meet their staleness limit",
         100,
         (
             Edit(
@@ -533,7 +533,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient of older weights counts only if all rounds can still be applied in time",
+        "a gradient of older weights counts only if all rounds can meet their limit",
         100,
         (
             Edit(
@@ -576,7 +576,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a gradient reports the rate of its local steps",
+        "a gradient says if its worker took local steps",
         2000,
         (
             Edit(
@@ -587,7 +587,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the synchrony that it started with",
+        "a round keeps the synchronisation that it began with",
         100,
         (
             Edit(
@@ -599,7 +599,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round keeps the learning rate of the rule that it started with",
+        "a round keeps the learning rate of its rule",
         100,
         (
             Edit(
@@ -611,7 +611,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a round that starts while a rule holds uses its mode",
+        "a round that begins while a rule holds uses the rule's mode",
         100,
         (
             Edit(
@@ -622,7 +622,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate of another K is scaled by K'/K",
+        "the learning rate is scaled by K'/K if K' differs from the job's K",
         100,
         (
             Edit(
@@ -633,7 +633,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "an update counts in units of the job's own K",
+        "progress counts in updates of the job's own K",
         100,
         (
             Edit(
@@ -642,12 +642,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "the learning rate follows the progress of the model",
+        "the learning rate schedule follows the progress of the model",
         100,
         (Edit(CORE + "rounds.py", "schedule.share(before)", "schedule.share(0.0)"),),
     ),
     Mutant(
-        "a snapshot records the progress of the model in units of the job's own K",
+        "a snapshot stores the progress in updates of the job's own K",
         100,
         (
             Edit(
@@ -669,7 +669,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "K is set by the rule, not by the tuner, while a rule holds",
+        "while a rule holds, K comes from the rule and not from the tuner",
         100,
         (
             Edit(
@@ -690,7 +690,7 @@ MUTANTS = (
         (Edit(CORE + "modes.py", "_tuner(settings, synchrony)", "_tuner(settings)"),),
     ),
     Mutant(
-        "a snapshot counts the batches of all rounds in flight as waiting",
+        "a snapshot contains the batches of all rounds in flight as waiting",
         100,
         (
             Edit(
@@ -702,7 +702,7 @@ MUTANTS = (
     ),
     # --- bad data -----------------------------------------------------------------------------
     Mutant(
-        "batches of a dead worker become suspects",
+        "batches of dead workers are suspects",
         100,
         (
             Edit(
@@ -713,12 +713,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "poison is quarantined after enough failures",
+        "a batch that fails too often is quarantined",
         100,
         (Edit(CORE + "poison.py", "return self._failures[offset] > self._limit", "return False"),),
     ),
     Mutant(
-        "a suspect travels alone, and only then counts a failure",
+        "a suspect is assigned alone, and failures count only then",
         400,
         (
             Edit(
@@ -739,12 +739,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "quarantined batches are not trained after a takeover",
+        "a quarantined batch is not trained after a takeover",
         2000,
         (Edit(CORE + "replay.py", "(used or self._is_quarantined(batch))", "used"),),
     ),
     Mutant(
-        "batches quarantined after a snapshot are not trained",
+        "a batch quarantined after a snapshot is not trained from it",
         1000,
         (
             Edit(
@@ -755,7 +755,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a quarantine remains when updates are taken back",
+        "a quarantine stays when updates are rolled back",
         200,
         (
             Edit(
@@ -778,7 +778,7 @@ MUTANTS = (
     ),
     # --- requeued batches ---------------------------------------------------------------------
     Mutant(
-        "only a quarantined batch is requeued, by value",
+        "only quarantined batches are requeued, and by value",
         4000,
         (
             Edit(
@@ -838,7 +838,7 @@ MUTANTS = (
         (Edit(CORE + "snapshot_publishing.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
-        "a leader does not wait for records of an operator",
+        "an operator's record does not count as a leader's record",
         1000,
         (
             Edit(
@@ -849,7 +849,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "too much poison in a row holds the job",
+        "too many quarantines in a row hold the job",
         300,
         (Edit(CORE + "leader.py", "        if too_many:", "        if False:"),),
     ),
@@ -860,7 +860,7 @@ GROUP = CORE + "members/"
 # Members that hold the weights; `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
-        "the holder of the weights changes only once they are in storage",
+        "the weights move to other processes only after they are in storage",
         100,
         (
             Edit(
@@ -871,7 +871,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "the previous holder stores the weights before a hand-over",
+        "a leader stores the weights before it hands them over",
         40,
         (
             Edit(
@@ -882,7 +882,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "gradients of a member are lost with the member",
+        "a member's gradients are lost with the member",
         20,
         (
             Edit(
@@ -893,7 +893,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch used since the snapshot is not trained when its claim is replayed",
+        "batches used since a snapshot are not trained when their claims are replayed",
         40,
         (
             Edit(
@@ -904,7 +904,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a batch used since the snapshot no longer waits",
+        "batches used since a snapshot do not wait again",
         60,
         (
             Edit(
@@ -915,7 +915,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a member with another version does not take part",
+        "a member with another version takes no part",
         20,
         (
             Edit(
@@ -931,12 +931,12 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a leader that falls back suspects the batches that killed all members",
+        "a leader that falls back keeps its suspects",
         80,
         (Edit(CORE + "leader.py", "self._suspects.restore(failure_counts)", "pass"),),
     ),
     Mutant(
-        "updates above a snapshot are not believed after claims were lost",
+        "after lost claims, only batches in the snapshot count",
         80,
         (
             Edit(
@@ -947,7 +947,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "a member applies the result of the attempt that the audit names",
+        "a member applies the attempt that the audit names",
         80,
         (
             Edit(
@@ -958,7 +958,7 @@ GROUP_MUTANTS = (
         ),
     ),
     Mutant(
-        "gradients are dropped with the version that they were computed at",
+        "a member drops its gradients when its version changes",
         40,
         (
             Edit(
@@ -986,7 +986,7 @@ STORE_MUTANTS = (
 # Slices with owners; `common.simulation.faults.scenario.sliced` makes their worlds.
 BUILDS_MUTANTS = (
     Mutant(
-        "a worker of another model gets no order",
+        "a worker with another model gets no orders",
         5,
         (Edit(CORE + "liveness.py", "if own and beat.digest != own", "if False"),),
     ),
@@ -994,7 +994,7 @@ BUILDS_MUTANTS = (
 
 SLICES_MUTANTS = (
     Mutant(
-        "only a holder of the optimizer state of a slice owns it",
+        "only a member with the optimizer state of a slice owns it",
         80,
         (
             Edit(
@@ -1015,7 +1015,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "a member that stepped a slice holds only the optimizer state of that slice",
+        "a member that stepped a slice has the optimizer state of only that slice",
         20,
         (
             Edit(
@@ -1026,7 +1026,7 @@ SLICES_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slice without a holder means a lost version",
+        "a version is lost if no member holds one of its slices",
         20,
         (
             Edit(

@@ -13,7 +13,7 @@ HERE = "common/spot/provisioning/"
 
 PROVISIONING_MUTANTS = (
     Mutant(
-        "an order is written and read back before it is sent",
+        "an order is recorded and read back before it is sent",
         10,
         (
             Edit(
@@ -35,7 +35,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "records.py", "f'{job}/{launch}'", "f'{job}'"),),
     ),
     Mutant(
-        "a launch always has the same token",
+        "a launch has the same token in every request",
         100,
         (
             Edit(
@@ -56,7 +56,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "fleet_diff.py", "desired.slot not in leaving", "desired.slot >= 0"),),
     ),
     Mutant(
-        "machines of an ended order are released",
+        "machines whose order has ended are released",
         100,
         (
             Edit(
@@ -67,7 +67,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a machine is lost only after several missed reports",
+        "a machine is lost only after several missed polls",
         50,
         (Edit(HERE + "fleet_watch.py", "missed.looks < LOOKS or", "missed.looks < 1 and"),),
     ),
@@ -77,7 +77,7 @@ PROVISIONING_MUTANTS = (
         (Edit(HERE + "term.py", "not ledger.open and ", ""),),
     ),
     Mutant(
-        "orders of a predecessor are sent again",
+        "a new provisioner sends its predecessor's orders again",
         100,
         (
             Edit(
@@ -99,12 +99,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a released machine costs the minimum billing time of its pool",
+        "a released machine costs at least its pool's minimum time",
         50,
         (Edit(HERE + "bill.py", "started_s + paid_s", "ended_s"),),
     ),
     Mutant(
-        "a machine costs what its own type costs",
+        "a machine costs the price of its own type",
         50,
         (
             Edit(
@@ -115,7 +115,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slot gets another machine only after its machine has ended",
+        "a slot is assigned again only after its machine has ended",
         60,
         (
             Edit(
@@ -133,7 +133,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a machine has one slot's stream for as long as it runs",
+        "a machine keeps one slot's stream while it runs",
         60,
         (
             Edit(HERE + "fleet_ledger.py", " or instance.slot is not None:", ":"),
@@ -141,12 +141,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a slot is assigned to a machine that has started up",
+        "a slot is assigned only to a machine that has started up",
         60,
         (Edit(HERE + "slots.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
     ),
     Mutant(
-        "a start-up is timed only if it was observed from the start",
+        "a start-up is timed only if the provisioner polled when the machine started",
         60,
         (
             Edit(
@@ -166,7 +166,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "surplus machines are released",
+        "machines beyond the plan are released",
         60,
         (
             Edit(
@@ -177,7 +177,7 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a machine that was not reported yet has not left",
+        "a worker without a heartbeat yet has not left",
         60,
         (
             Edit(HERE + "fleet_watch.py", "elif instance.launch in self._silent:", "else:"),
@@ -195,12 +195,12 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
-        "a plan bids for a machine once",
+        "a plan bids only once for a machine",
         60,
         (Edit(HERE + "fleet_diff.py", " - gone_bids.get(offer, 0)", ""),),
     ),
     Mutant(
-        "an order states its bid",
+        "an order contains its bid",
         60,
         (Edit(HERE + "fleet_watch.py", "*instance.asked[1:],", "*instance.asked[1:3],"),),
     ),

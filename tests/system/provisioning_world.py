@@ -584,7 +584,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
     )
     asked = Offer(order.pool, order.type, order.zone, order.bid_usd_per_hour)
     if written != (order.slot, order.worker, asked):
-        yield Violation("an order is written before it is sent", str(order))
+        yield Violation("an order is recorded before it is sent", str(order))
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
@@ -593,7 +593,8 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
         yield Violation(
-            "one provisioner decides at a time", f"{writer} while {world.leader} does: {record}"
+            "only one provisioner decides at a time",
+            f"{writer} while {world.leader} does: {record}",
         )
     if isinstance(record, Planned) and not (record.why and record.reason):
         yield Violation("a plan has reasons", str(record))
@@ -603,7 +604,7 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
             yield Violation("a launch has one machine", f"{record} {machines}")
     yield from _counted(world, record)
     if isinstance(record, Settled) and world.running() and not world.faults.hidden:
-        yield Violation("no machine of a settled job runs", str(world.running()))
+        yield Violation("no machine runs after the job is settled", str(world.running()))
 
 
 def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
@@ -618,12 +619,12 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
             yield from _bid_once(world, asked, there)
     beats = set(world.running()) - world.silent
     if isinstance(record, Left) and record.launch in beats:
-        yield Violation("a machine that sends heartbeats has not left", str(record))
+        yield Violation("a worker that sends heartbeats has not left", str(record))
     if isinstance(record, SlotAssigned):
         start_up_s = {pool.name: pool.start_up_s for pool in world.settings.pools}
         machine = machines[record.launch]
         if record.at_s < (machine.started_s or 0.0) + start_up_s[machine.pool]:
-            yield Violation("a slot is assigned to a ready machine", str(record))
+            yield Violation("a slot is assigned only to a ready machine", str(record))
         holders = [
             launch
             for launch in world.running()
@@ -652,9 +653,9 @@ def check_settled(world: World) -> Iterator[Violation]:
     if plan.counted:
         yield from _settled_counted(world, plan)
     elif not wanted <= running:
-        yield Violation("all planned machines run", f"{wanted} wanted, {running} run")
+        yield Violation("planned machines run", f"{wanted} wanted, {running} run")
     if world.truth.replans:
-        yield Violation("a requested plan is made", str(world.truth.replans))
+        yield Violation("a request for a plan is answered", str(world.truth.replans))
 
 
 def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
@@ -669,7 +670,9 @@ def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
     since = [each for each in ordered if each.asked == asked]
     before = there - sum(each.open for each in since)
     if isinstance(plan, Planned) and before + len(since) > plan.counts.get(asked, 0):
-        yield Violation("a plan bids for a machine once", f"{len(since)} and {before} of {asked}")
+        yield Violation(
+            "a plan bids only once for a machine", f"{len(since)} and {before} of {asked}"
+        )
 
 
 def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
@@ -677,24 +680,24 @@ def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
     counts = Counter(each.asked for each in there if not each.left)
     alone = plan.counts.get(ALONE, 0)
     if counts[ALONE] != alone:
-        yield Violation("all planned on-demand machines run", f"{alone} of {there}")
+        yield Violation("planned on-demand machines run", f"{alone} of {there}")
     if too_many := {asked: n for asked, n in counts.items() if n > plan.counts.get(asked, 0)}:
-        yield Violation("surplus machines are released", str(too_many))
+        yield Violation("machines beyond the plan are released", str(too_many))
     spares = [each for each in there if each.slot is None]
     assigned = {each.slot for each in there if each.has_slot}
     settled_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
     holds = world.settings.on_preemption == "hold"
     if holds and spares and len(assigned) < world.settings.workers and world.now_s > settled_s:
-        yield Violation("no slot waits beside a spare", f"{assigned} seated beside {spares}")
+        yield Violation("no slot waits beside a spare", f"{assigned} assigned beside {spares}")
     if assigned and not holds:
-        yield Violation("slots are assigned only with on_preemption: hold", str(assigned))
+        yield Violation("streams that move have no slots", str(assigned))
 
 
 def check_end(world: World) -> Iterator[Violation]:
     """Check that a finished job leaves nothing open or unaccounted."""
     if not world.over():
         left = [p.name for p in world.replicas if not p.dead and not p.machine.finished]
-        yield Violation("all processes and machines end", f"{left} open {world.truth.open}")
+        yield Violation("all machines and orders end", f"{left} open {world.truth.open}")
         return
     yield from _machines(world)
     yield from _check_slots(world)
@@ -740,7 +743,7 @@ def _check_slots(world: World) -> Iterator[Violation]:
         for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
             if started_s < ended_s and not {first, second} & world.faults.hidden:
                 yield Violation(
-                    "a slot has one machine of its own at a time", f"{slot}: {first}, {second}"
+                    "a slot has only one machine of its own", f"{slot}: {first}, {second}"
                 )
 
 
@@ -756,7 +759,7 @@ def _start_ups(world: World) -> Iterator[Violation]:
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
             if not least_s <= start_up_s <= most_s:
                 yield Violation(
-                    "recorded start-up times are those of machines", f"{start_up_s} of {pool.name}"
+                    "start-up times are learned correctly", f"{start_up_s} of {pool.name}"
                 )
 
 

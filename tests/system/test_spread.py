@@ -55,7 +55,7 @@ def mutant(rule: str, before: str, after: str) -> Mutant:
 MUTANTS = (
     mutant("a pinned worker stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
     mutant(
-        "a worker that came recently stays",
+        "a worker that moved recently stays",
         "and worker.stay_s < settings.shortest_stay_s",
         "and False",
     ),
@@ -66,41 +66,41 @@ MUTANTS = (
         "if job not in self._jobs:",
     ),
     mutant(
-        "a place that no worker can fill is skipped",
+        "a slot that no worker can fill is left out",
         "if not bound and not any(it.can_do(demand) for it in self._workers):",
         "if False:",
     ),
     mutant(
-        "no worker moves to a job whose task it cannot do",
+        "no worker moves to a job whose task it cannot run",
         "if it.can_do(self._jobs[slot.job])), None)",
         "if True), None)",
     ),
-    mutant("targets of owners are filled first", "if number < demand.target:", "if False:"),
+    mutant("requested workers are assigned first", "if number < demand.target:", "if False:"),
     mutant(
         "the job that has waited longest goes first",
         "if number == 0 and waited_s > settings.longest_wait_s:",
         "if False:",
     ),
     mutant(
-        "an occupied place is preferred", "occupied = settings.occupied if", "occupied = 1.0 if"
+        "an occupied slot has preference", "occupied = settings.occupied if", "occupied = 1.0 if"
     ),
     mutant("weights of jobs count", "(needed * demand.weight)", "(needed * 1.0)"),
     mutant(
-        "surplus movers to one job stay",
+        "the last of too many workers that move to one job stay",
         "if over > 0 and me.worker in rivals[-over:]:",
         "if False:",
     ),
     mutant(
-        "paused jobs need no worker",
+        "paused jobs need no workers",
         "if not demand.runs or not records_per_s:",
         "if not records_per_s:",
     ),
     mutant(
-        "drained jobs need no worker, even with a target",
+        "drained jobs need no workers, even if their owners request some",
         "if not demand.runs or not records_per_s:",
         "if not demand.runs:",
     ),
-    mutant("a record that does not change is stale", "if at <= stale_since)", "if False)"),
+    mutant("a job without recent status is stale", "if at <= stale_since)", "if False)"),
 )
 
 

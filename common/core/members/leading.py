@@ -86,8 +86,8 @@ MOST_REFUSED = 20
 CONFIRMED = 3
 # Lifetimes of silence allowed to a member that alone holds something.
 SOLE = 3
-SILENT = "it does not answer: it stands still, or what it is said to have said was forged"
-RIVAL = "another process of its name is believed"
+SILENT = "the worker does not answer: its process is frozen, or a message in its name was forged"
+RIVAL = "the leader accepts another process with the same worker name"
 # Members that must have the whole update if others broke off, so that no single death loses it.
 COPIES = 2
 # Multiple of `heal_s` after which an update waits for the same member again.
@@ -99,12 +99,13 @@ FORM_S, ADDED_PER_S = 2.5, 5_000_000
 LAST: Stage = 3
 
 DIVERGED = (
-    "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
+    "diverged: a sum of finite gradients is not finite; lower the learning rate and submit the job"
+    " again"
 )
 DIFFERENT = (
-    "workers hold different weights of one version: they run on machines whose processors compute"
-    " otherwise, or one of them is broken; run them on machines of one kind, stop those that are"
-    " not, and resume the job"
+    "workers hold different weights of one version, because their processors compute differently"
+    " or one of them is broken; run workers on machines of one kind, stop the others, and resume"
+    " the job"
 )
 
 
@@ -309,7 +310,7 @@ class GroupAggregation:
                     self._reports.forget([reply.worker])
                 return tuple(self._backups.receive(reply))
             case _:
-                return (do.Drop(reply, "of an attempt that is over"),)
+                return (do.Drop(reply, "the attempt of this message is over"),)
         return ()
 
     def _why_unbelieved(self, reply: GroupReply, now: float) -> str:
@@ -317,7 +318,9 @@ class GroupAggregation:
         if isinstance(reply, StateReport):
             wrong = self._reports.why_wrong(reply, self._made, self._count)
             if wrong:
-                self._refuse(reply.worker, f"a report in its name was refused: {wrong}", now)
+                self._refuse(
+                    reply.worker, f"a report in the worker's name was rejected: {wrong}", now
+                )
                 return wrong
         if not self._reports.believes(Member(reply.worker, reply.life), now):
             return RIVAL
@@ -650,9 +653,11 @@ class GroupAggregation:
     def why_not(self, gradient: Gradient | GradientReady) -> str:
         """Return why a gradient does not count. Its member must take part in the reduction."""
         if isinstance(gradient, Gradient):
-            return "its numbers came along, and members add them up"
+            return (
+                "the gradient contains its vector, but members of this job sum gradients themselves"
+            )
         known = Member(gradient.worker, gradient.life) in self._membership.members
-        return "" if known else "its member is none any more"
+        return "" if known else "the sender is no longer a member"
 
     def finished(self, round_: Round, draft_of: Callable[[], UpdateApplied], now: float) -> bool:
         """Start the reduction of a round if possible, and report if its result is ready.
@@ -697,7 +702,7 @@ class GroupAggregation:
         """Return the update with the attempt that made it."""
         attempt = self._tries.current
         if attempt is None:
-            raise AssertionError("it was finished")
+            raise AssertionError("the attempt was finished")
         digest = next(iter(attempt.finished.values()))
         return replace(
             draft, by=attempt.reduce.attempt, digest=digest, copies=len(attempt.finished)

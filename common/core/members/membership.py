@@ -55,39 +55,46 @@ class Accusations:
 def why_cramped(room: int, count: int) -> str:
     """Return why some slices have no owner, so that no update is made."""
     return (
-        f"it has memory for {room} of the {count} slices of the optimizer's state, and all workers"
-        " together for too few: take larger machines or more of them"
+        f"the worker has memory for {room} of the {count} slices of the optimizer's state, and all"
+        " workers together do not have enough; use larger machines or more of them"
     )
 
 
 def why_double(worker: WorkerId) -> str:
     """Return why a second process of a worker's name takes no part."""
     return (
-        f"two processes run as {worker}: the one that was heard first is believed, the other one"
-        " takes no part; stop one of them, or give it another --name"
+        f"two processes run as worker {worker}, and the leader accepts only the first; stop one of"
+        " them, or give it another --name"
     )
 
 
 def why_odd(numbers: int, of_most: int) -> str:
     """Return why a worker takes no part whose model has another size than the others'."""
     return (
-        f"its model has {numbers:,} numbers, that of most workers {of_most:,}: it runs another"
-        " version of the task, or what it is said to have said was forged"
+        f"the worker's model has {numbers:,} parameters, but those of most workers have"
+        f" {of_most:,}; it runs another version of the task, or a message in its name was forged"
     )
 
 
 def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
     """Return why a worker is excluded that some members cannot reach, or that cannot reach them."""
     named = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
-    reason = f"{named[worker]} and {', '.join(named[o] for o in others)} do not reach each other"
+    reason = (
+        f"{named[worker]} and {', '.join(named[o] for o in others)} cannot connect to each other"
+    )
     loopback = [each for each in named if addresses.get(each, "").startswith(_LOOPBACK)]
     # If tunnels are used, each worker may reach Redis at a loopback address on any machine.
     if len(loopback) == len(named):
         return (
-            f"{reason}: loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE"
-            " on each"
+            f"{reason}: loopback addresses work only on one machine; with several machines, set"
+            " DOLL_ADVERTISE on each"
         )
     if loopback:
         which = ", ".join(loopback)
-        return f"{reason}: set DOLL_ADVERTISE where {which} runs: others reach no loopback address"
-    return f"{reason}: members need a private network on which all reach all, at any TCP port"
+        return (
+            f"{reason}: {which} must not advertise a loopback address, which other machines cannot"
+            " reach; set DOLL_ADVERTISE there"
+        )
+    return (
+        f"{reason}: members need a private network on which each reaches all others at any TCP port"
+    )

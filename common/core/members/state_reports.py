@@ -100,15 +100,20 @@ class StateReports:
         """
         last_trigger, held, newest = report.last_trigger, report.made, self._newest
         if newest is None or last_trigger.epoch != report.model.epoch or last_trigger > newest:
-            return "heard: it names a trigger that the leader has not posted"
+            return "heard: the report names a trigger that the leader has not posted"
         if held is not None and held.epoch == newest.epoch and held.version > made.version:
-            return f"made: it holds version {held.version}, the newest one is {made.version}"
+            return (
+                f"made: the report names version {held.version}, but the newest is {made.version}"
+            )
         if any(number >= count for number in report.slices or ()):
-            return f"slices: it holds slice {max(report.slices or ())}, the job has {count}"
+            return (
+                f"slices: the report names slice {max(report.slices or ())}, but the job has"
+                f" {count} slices"
+            )
         if report.numbers > MOST_NUMBERS:
-            return f"numbers: its model has more than {MOST_NUMBERS} numbers"
+            return f"numbers: the reported model has more than {MOST_NUMBERS} parameters"
         if len(report.unreachable) > MOST_ACCUSED:
-            return f"unreachable: it names more than {MOST_ACCUSED} members"
+            return f"unreachable: the report names more than {MOST_ACCUSED} members"
         return ""
 
     def believes(self, member: Member, now: float) -> bool:

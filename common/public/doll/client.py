@@ -70,7 +70,9 @@ class Client:
         values, _ = resolve_files(os.environ, _VARIABLES.__contains__)
         url = url or values.get("DOLL_API", "")
         if not url:
-            raise UserError('where is the service? give its URL: doll.Client("http://host:8080")')
+            raise UserError(
+                'url: is missing; pass it, such as doll.Client("http://host:8080"), or set DOLL_API'
+            )
         key = values.get("DOLL_API_KEY", "") if key is None else key
         self._connection = Connection(url, key, timeout_s=timeout_s, transport=transport)
 

@@ -69,7 +69,7 @@ class _Bounded(httpx2.SyncByteStream):
         for part in self._content:
             size += len(part)
             if size > self._longest or time.monotonic() > self._until:
-                raise OutsideError("the service's answer is too large, or does not end")
+                raise OutsideError("the admin service's response is too large, or does not end")
             yield part
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class Connection:
 
     def strange(self, why: Exception | str) -> OutsideError:
         """Return the error to raise if an answer makes no sense."""
-        return OutsideError(f"{self.url} does not answer as an admin service does: {why}")
+        return OutsideError(f"{self.url} is not a DOLL admin service: {why}")
 
     def close(self) -> None:
         """Close all connections to the service."""
@@ -205,7 +205,7 @@ class Connection:
             reason = str(error) or type(error).__name__
             raise UnavailableError(f"{self.url} cannot be reached: {reason}") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
-            raise UserError(f"{self.url}{path}: is no URL: {error}") from error
+            raise UserError(f"url: must be a URL, got {self.url}{path}: {error}") from error
 
     def _refusal(self, answer: httpx2.Response) -> Exception:
         status = answer.status_code
@@ -215,13 +215,16 @@ class Connection:
             problem = _Problem()
         detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"
         if status == 401:
-            what = "this key is not valid" if self._key else "an API key is needed"
+            what = "the API key is not valid" if self._key else "an API key is required"
             return UserError(
-                f"{self.url}: {what}: give one as --api-key, DOLL_API_KEY or"
-                " DOLL_API_KEY_FILE; `doll key create NAME --role viewer` makes one"
+                f"{self.url}: {what}; set --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE;"
+                " `doll key create NAME --role viewer` creates a key"
             )
         if status == 403:
-            return UserError(f"{self.url}: {detail}: `doll key create NAME --role operator`")
+            return UserError(
+                f"{self.url}: {detail}; use an operator's key, from"
+                " `doll key create NAME --role operator`"
+            )
         if status == 422 and len({each.detail for each in problem.errors}) == 1:
             fields = tuple(_own(each.field) for each in problem.errors)
             return GivenError(fields, problem.errors[0].detail)

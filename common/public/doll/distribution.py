@@ -28,16 +28,16 @@ def load(module: str) -> ModuleType:
     package = module.partition(".")[0]
     if not _ROOT:
         raise ImportError(
-            "it is part of the distribution `doll`, which is not installed here: of `doll-client`"
-            " alone there is the client"
+            "this is part of the distribution `doll`, which is not installed; `doll-client` has"
+            " only the client"
         )
     sys.path.insert(0, _ROOT)
     try:
         found = import_module(package)
         if found.__file__ is None or not Path(found.__file__).is_relative_to(_ROOT):
             raise ImportError(
-                f"{package!r} is DOLL's own package, and {found.__file__} was imported by that"
-                " name: rename yours"
+                f"{package!r} is a package of DOLL, but {found.__file__} was imported under that"
+                " name; rename your package"
             )
         return import_module(module)
     finally:

@@ -220,7 +220,7 @@ class Job:
         """
         found = self._model(version, framework)
         if found is None:
-            raise self._connection.strange("304 to a question without a tag")
+            raise self._connection.strange("status 304 without If-None-Match")
         return found
 
     def follow(
@@ -307,7 +307,7 @@ class Job:
         try:
             body = msgspec.json.encode({**settings, "reason": reason})
         except TypeError as error:
-            raise UserError(f"change: holds a value that is not plain data: {error}") from error
+            raise UserError(f"change: must have only plain data: {error}") from error
         answer = self._connection.ask("PATCH", path_of(self.name), body)
         return self._connection.decoded(answer.content, _STATUS)
 
@@ -368,6 +368,6 @@ def _loader(framework: Framework) -> Any:  # noqa: ANN401 -- bytes to tensors of
         return import_module(f"safetensors.{framework}").load
     except ModuleNotFoundError as error:
         raise UserError(
-            "a model's weights as PyTorch's: it is not installed here; `pip install"
-            ' doll-client[torch]`, or ask for framework="numpy"'
+            'framework: "torch" requires PyTorch, which is not installed; `pip install'
+            ' doll-client[torch]`, or use framework="numpy"'
         ) from error

@@ -38,7 +38,7 @@ def resolve_files(
         if name == variable or known(variable) or not known(name) or not path:
             continue
         if environ.get(name):
-            raise UserError(f"{name} and {variable} are both set: keep one of them")
+            raise UserError(f"{name} and {variable} are both set; remove one of them")
         values[name] = _content(variable, path)
         from_files.add(name)
     return values, from_files

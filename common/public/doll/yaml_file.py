@@ -90,11 +90,13 @@ def load_lines(text: str, name: str = "job file") -> tuple[dict[str, Any], Lines
         UserError: If the text does not parse. The message has line and column.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise UserError(f"{name}: {len(text):,} characters are above {_MOST_CHARACTERS:,}")
+        raise UserError(
+            f"{name}: must have at most {_MOST_CHARACTERS:,} characters, got {len(text):,}"
+        )
     if len(text) > _MOST_PURE_CHARACTERS and not yaml.__with_libyaml__:
         raise UserError(
-            f"{name}: {len(text):,} characters are above {_MOST_PURE_CHARACTERS:,}, the most"
-            " without libyaml; install a PyYAML that has libyaml"
+            f"{name}: must have at most {_MOST_PURE_CHARACTERS:,} characters without libyaml, got"
+            f" {len(text):,}; install a PyYAML that has libyaml"
         )
     try:
         # Tabs between tokens are common in JSON and forbidden in YAML; they never occur inside
@@ -112,7 +114,7 @@ def load_lines(text: str, name: str = "job file") -> tuple[dict[str, Any], Lines
         where = f"line {line + 1}, column {column + 1}: "
         raise YamlError(f"{name}: {where}{error.problem}", line + 1) from error
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{name}: is neither YAML nor JSON: {error}") from error
+        raise UserError(f"{name}: must be YAML or JSON: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"{name}: must be a mapping of fields to values, got {shown(data)}")
     return data, lines
@@ -143,7 +145,7 @@ def as_json(data: dict[str, Any], name: str = "job file") -> str:
     try:
         return json.dumps(data, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name}: holds a value that is not plain data: {error}") from error
+        raise UserError(f"{name}: must have only plain data: {error}") from error
 
 
 def shown(value: object) -> str:
@@ -202,7 +204,7 @@ def _node(event: yaml.Event | None, events: Iterator[yaml.Event], level: int) ->
                 return fields, lines
             _check(key, level)
             if not isinstance(key, yaml.ScalarEvent):
-                raise _refused(key, "a field's name must be a text")
+                raise _refused(key, "a field's name must be text")
             if key.value in fields:
                 raise _refused(key, f'field "{_cut(key.value)}" is given twice')
             fields[key.value], inside = _node(next(events, None), events, level + 1)

@@ -131,7 +131,7 @@ class Paced:
             ParameterError: If the trace is 0 throughout.
         """
         if not trace.values.any():
-            raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
+            raise ParameterError("trace", f"{trace.source} must have a value above 0, got only 0")
         rates = trace.values * (rate_per_s / trace.mean())
         integral = np.concatenate(([0.0], np.cumsum(rates * trace.durations_s)))
         # The integral has no inverse while nothing arrives, and needs none.

@@ -63,7 +63,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     else:
         rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
     if not rates_per_s.any(axis=1).all():
-        raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
+        raise UserError("rates: all rates of a run are 0; at least one must be above 0")
     alone = experiment.on_demand
     prices: list[PoolPrices] = [ConstantPrices(alone.usd_per_hour, runs)]
     offers: list[Offers | None] = [None]

@@ -133,7 +133,9 @@ def sgd_of(spec: LearningSpec, folder: Path, streams: int, staleness: int, seed:
     split = _load(spec, folder, seed)
     train, held_out = _flat(split.train), _flat(split.held_out)
     if (found := count(train)) < streams:
-        raise UserError(f"learning.data: {found} records cannot be shared by {streams} streams")
+        raise UserError(
+            f"learning.data: must have at least {streams} records, one per stream, got {found}"
+        )
     classes = 1 + int(max(part["label"].max() for part in (train, held_out)))
     task = _task(spec, train["features"].shape[1], classes)
     model = FlatModel(build_model(task, seed))

@@ -157,6 +157,6 @@ def _recorded(
         cursor = TraceCursor(trace, starts_of(spec, trace, shape, rng))
         places %= max(most, 1)
     else:
-        problem = "each worker reads its own part of the trace; leave it out, or say together: true"
+        problem = "conflicts with `together: false`, where each worker has its own part; remove it"
         raise ParameterError("start_s", problem)
     return lambda now_s: cursor.at(now_s) > places

@@ -96,8 +96,8 @@ class TracePrices:
         length_s = min(trace.end_s - ahead_s, most_s)
         if length_s <= 0:
             problem = (
-                f"{trace.source} lasts {trace.end_s:g} s, and a run may take {ahead_s:g}: it says"
-                " nothing of the time before"
+                f"{trace.source} must be longer than a run ({ahead_s:g} s), to have earlier prices,"
+                f" got {trace.end_s:g} s"
             )
             raise ParameterError("past prices", problem)
         since_s = start_s - length_s

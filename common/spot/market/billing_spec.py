@@ -15,10 +15,12 @@ class PreemptedSpec(WrittenPart):
     """Time that is free if the provider takes a machine back."""
 
     free_within_s: float = Field(
-        default=0.0, ge=0, description="Of a machine that ran for less, nothing is paid."
+        default=0.0,
+        ge=0,
+        description="A preempted machine is free if it ran for less than this, in seconds.",
     )
     hour_refunded: bool = Field(
-        default=False, description="Whether the hour that was begun is not paid."
+        default=False, description="True if the last, started hour of a preempted machine is free."
     )
 
 
@@ -26,19 +28,23 @@ class BillingRules(WrittenPart):
     """Billing of a pool's machines."""
 
     per: Literal["second", "hour"] = Field(
-        default="second", description="hour: one that was begun is paid whole."
+        default="second",
+        description="Unit of billing. With `hour`, a started hour is paid in full.",
     )
     minimum_s: float = Field(
-        default=0.0, ge=0, description="Paid at least, unless the provider takes it back."
+        default=0.0,
+        ge=0,
+        description="Minimum time that is paid, in seconds, unless the machine is preempted.",
     )
     price: Literal["now", "hour_start"] = Field(
-        default="now", description="Of each second: of the time, or of its hour's beginning."
+        default="now",
+        description="Price of a second: `now`, or that at the start of its hour (`hour_start`).",
     )
     preempted: PreemptedSpec = PreemptedSpec()
     hour_s: float = Field(
         default=HOUR_S,
         gt=0,
-        description="Length of those hours: shorter where recorded prices are replayed faster.",
+        description="Length of a billed hour, in seconds; shorter if prices are replayed faster.",
     )
 
     def rules(self) -> Billing:
@@ -52,7 +58,7 @@ def _named(said: object) -> object:
     if not isinstance(said, str):
         return said
     if said not in BY_NAME:
-        raise ValueError(f"must be {', '.join(BY_NAME)}, or the rules, got {said!r}")
+        raise ValueError(f"must be a block of rules or one of {', '.join(BY_NAME)}, got {said!r}")
     return asdict(BY_NAME[said])
 
 

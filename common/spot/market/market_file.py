@@ -70,7 +70,7 @@ class OnDemandPool(WrittenPart):
         if not isinstance(self.usd_per_hour, float):
             for kind in self.instance_types or ("any type",) * (not self.usd_per_hour):
                 if kind not in self.usd_per_hour:
-                    raise ValueError(f"usd_per_hour: has no price of {kind}")
+                    raise ValueError(f"usd_per_hour: must have a price for {kind}")
         return self
 
 
@@ -154,9 +154,9 @@ class Market(WrittenPart):
         if max_lag_s is None or max_lag_s >= start_up_s:
             return ""
         return (
-            f"a machine on demand takes {start_up_s:g} s to start up, as the market file says, and"
-            f" the records of a lost one wait until then: {max_lag_s:g} s cannot be kept; say at"
-            f" least {start_up_s:g}, or leave it out"
+            f"must be at least {start_up_s:g}, got {max_lag_s:g}: records of a lost machine wait"
+            f" until an on-demand machine has started, which takes {start_up_s:g} s by the market"
+            " file; increase or remove it"
         )
 
     @model_validator(mode="after")
@@ -164,21 +164,23 @@ class Market(WrittenPart):
         names = [pool.name for pool in self.pools]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two pools are called {name!r}")
+                raise ValueError(f"pools must have different names, got {name!r} twice")
         if self.fleet == "ec2" and self.ec2 is None:
-            raise ValueError("ec2: must be given where the fleet is ec2")
+            raise ValueError("ec2: must be given with `fleet: ec2`")
         for pool in self.spot:
             for field in ("trace", "bid_usd_per_hour"):
                 if getattr(pool, field) is not None and self.fleet != "process":
-                    raise ValueError(f"{pool.name!r}: {field}: is for fleet: process alone")
+                    raise ValueError(f"{pool.name!r}: {field}: needs `fleet: process`")
             price, bid = pool.usd_per_hour, pool.bid_usd_per_hour
             if bid is not None and isinstance(price, float) and price > bid:
-                problem = f"must not be below its price of {price:g}, or there are never any"
+                problem = f"must be at least the pool's price of {price:g}, got {bid:g}"
                 raise ValueError(f"{pool.name!r}: bid_usd_per_hour: {problem}")
             if pool.usd_per_hour == "history" and self.ec2 is None:
-                raise ValueError(f"ec2: must be given, since the price of {pool.name!r} is history")
+                raise ValueError(
+                    f"ec2: must be given, because the price of {pool.name!r} is `history`"
+                )
             if pool.usd_per_hour == "history" and not pool.instance_types:
-                problem = "must be given, since its price is history"
+                problem = "must be given, because the pool's price is `history`"
                 raise ValueError(f"{pool.name!r}: instance_types: {problem}")
         return self
 

@@ -34,14 +34,20 @@ def check_bids(given: PlanRequest, open_log: Callable[[], Log]) -> None:
     """
     for field in ("rate_per_s", "rates_per_s"):
         if getattr(given, field) is not None:
-            raise GivenError((field,), f"{LIVE}: leave it out; `workers` is how many machines")
+            raise GivenError(
+                (field,), f"{LIVE}; remove it, and set `workers` to the maximum number of machines"
+            )
     for field in ("probability", "spot"):
         if getattr(given, field) is not None:
-            raise GivenError((field,), "bidbrain looks at what work costs, not at the deadline")
+            raise GivenError(
+                (field,),
+                "does not apply to bidbrain, which minimizes cost and ignores the deadline;"
+                " remove it",
+            )
     if given.job:
         spec = JobStore(open_log()).get(given.job).spec
         if spec.on_preemption == "hold":
-            held = "a held stream is never faster than its one worker (on_preemption: hold)"
+            held = "with on_preemption: hold, more machines cannot make a stream faster"
             raise GivenError(("job",), f"{given.job}: {held}")
         if spec.start_at == "latest":
             raise GivenError(("job",), f"{given.job}: {LIVE} (start_at: latest)")

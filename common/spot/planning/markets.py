@@ -59,7 +59,9 @@ def rentable(
     recorded = {} if traces is None else _recordings(traces)
     if market is None:
         if usd_per_hour is None:
-            raise UserError("--traces: say what spot machines cost: --spot-price, or --market FILE")
+            raise UserError(
+                "--traces: needs the price of spot machines; add --spot-price or --market"
+            )
         specs = [
             SpotSpec(name=name, usd_per_hour=usd_per_hour, availability=one, together=True)
             for name, one in recorded.items()
@@ -72,11 +74,13 @@ def rentable(
     found = Market.load(market)
     names = [pool.name for pool in found.spot]
     if not names:
-        raise UserError(f"{market}: spot: names no pool, so there is nothing to plan")
+        raise UserError(f"{market}: spot: must have at least one pool")
     for name in recorded:
         if name not in names:
-            problem = f"{name} is none of the market's spot pools ({', '.join(names)})"
-            raise UserError(f"--traces: {traces}: {problem}; call the file after one of them")
+            problem = f"the market has no spot pool {name!r}"
+            raise UserError(
+                f"--traces: {traces}: {problem}; name the file after one of {', '.join(names)}"
+            )
     pool_specs = [_spec(pool, recorded.get(pool.name), market) for pool in found.spot]
     average = (
         _on_average(f"{market}: {one.name}", one, market.parent, workers) for one in pool_specs
@@ -107,7 +111,7 @@ def _past(spec: TraceSpec, folder: Path) -> list[tuple[float, float]]:
 def _recordings(folder: Path) -> dict[str, TraceSpec]:
     """Return recordings by the name of the pool."""
     if not folder.is_dir():
-        raise UserError(f"--traces: {folder}: there is no such folder")
+        raise UserError(f"--traces: {folder}: is not a folder")
     found: dict[str, TraceSpec] = {}
     for path in sorted(folder.iterdir()):
         name = path.name.removesuffix(".gz").removesuffix(".xz")
@@ -116,7 +120,9 @@ def _recordings(folder: Path) -> dict[str, TraceSpec]:
             found[name.removesuffix(ending)] = TraceSpec(file=str(path.resolve()))
     if not found:
         endings = ", ".join(ENDINGS)
-        raise UserError(f"--traces: {folder}: holds no recording ({endings}; also .gz or .xz)")
+        raise UserError(
+            f"--traces: {folder}: has no file that ends with {endings} (or these with .gz or .xz)"
+        )
     return found
 
 
@@ -131,15 +137,16 @@ def _least_workers(spec: SpotSpec, folder: Path) -> int:
     recorded = spec.availability
     most = traced(recorded, folder).values.max() if isinstance(recorded, TraceSpec) else 1
     if most > 1:
-        raise UserError(f"counts up to {most:g} machines: say how many --workers want one")
+        raise UserError(f"has up to {most:g} machines; add --workers with the number of workers")
     return 1
 
 
 def _spec(pool: SpotPool, recorded: TraceSpec | None, market: Path) -> SpotSpec:
     if pool.usd_per_hour == "history":
-        problem = "usd_per_hour: history is what EC2 tells while machines are rented; for a plan"
+        problem = "usd_per_hour: `history` is known only while machines are rented; for a plan,"
         raise UserError(
-            f"{market}: {pool.name}: {problem} write what `doll prices` says, or a recorded series"
+            f"{market}: {pool.name}: {problem} write the price that `doll prices` shows, or a"
+            " recorded series"
         )
     availability = recorded or pool.trace or pool.availability
     known = {field: value for field, value in pool if field in SpotSpec.model_fields}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from common.spot.planning.request import PlanRequest, SpotPoolAsked
 
 BIDS = (
-    "cost and runtime are those of the first bids, if their machines went on as they are; what"
-    " evictions and new prices come to is what `doll simulate` says"
+    "cost and runtime assume that the machines of the first bids keep running at these prices; use"
+    " `doll simulate` to include evictions and new prices"
 )
 # Names of the theory's numbers that a request calls otherwise.
 _FIELDS = {
@@ -95,7 +95,7 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     found = {field: value for field, value in values.items() if value is not None}
     lacking = tuple(field for field in values if field not in found)
     if lacking:
-        silent = f", and the job {given.job} does not say" if given.job else ""
+        silent = f"; the job {given.job} does not have it" if given.job else ""
         raise GivenError(lacking, f"must be given{silent}")
     names, notes = tuple[str, ...](), left.notes
     if given.policy == "bidbrain":
@@ -130,7 +130,7 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
             names_seen = [pool.name for pool in pools if f"availability.{pool.name}" in observed]
             if names_seen:
                 said = f"availability and cycle of {', '.join(names_seen)} are"
-                notes += (f"{said} what the provisioner of {given.job} has seen of them",)
+                notes += (f"{said} what the provisioner of {given.job} has observed",)
         else:
             one = market(on_demand_usd, found["spot_usd_per_hour"], found["availability"])
             if given.cycle_s is not None:
@@ -149,7 +149,9 @@ def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tup
         GivenError: If a number is invalid, by its field.
     """
     if spot is not None and probability is not None:
-        raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
+        raise GivenError(
+            ("spot", "probability"), "give only one of them; a plan always has its probability"
+        )
     work, found = asked.work, list[PoolPlan]()
     # An overflow is infinite: the job takes forever.
     with named(), np.errstate(all="ignore"):
@@ -281,24 +283,24 @@ def named(rates_field: str = "rates_per_s") -> Iterator[None]:
 def _check_rates(given: PlanRequest) -> None:
     one = given.workers is not None, given.rate_per_s is not None
     if given.rates_per_s is not None and any(one):
-        others = "stand instead of a number of workers of one rate, not beside it"
+        others = "conflicts with a number of workers at one rate; give only one of them"
         raise GivenError(("rates_per_s",), others)
     if any(one) and not all(one):
-        lacking, there = ("rate_per_s", "workers are") if one[0] else ("workers", "a rate is")
-        raise GivenError((lacking,), f"must be given where {there}")
+        lacking, there = ("rate_per_s", "number of workers") if one[0] else ("workers", "rate")
+        raise GivenError((lacking,), f"must be given with a {there}")
     if given.rates_per_s is None and not any(one) and not given.job:
-        others = "must be given, or one rate for each worker, or a job"
+        others = "must be given, or a rate for each worker, or a job"
         raise GivenError(("workers", "rate_per_s"), others)
 
 
 def _check_pools(given: PlanRequest) -> None:
     for field in ("availability", "spot_usd_per_hour", "cycle_s"):
         if given.pools and getattr(given, field) is not None:
-            raise GivenError((field,), "each pool says its own: leave it out beside pools")
+            raise GivenError((field,), "conflicts with `pools`, which have their own; remove it")
     names = [pool.name for pool in given.pools or ()]
     for name in names:
         if names.count(name) > 1:
-            raise GivenError(("pools",), f"two pools are called {name!r}")
+            raise GivenError(("pools",), f"must have different names, got {name!r} twice")
 
 
 def _pool(asked: SpotPoolAsked, gb_per_hour: float, seen: Mapping[str, float]) -> Pool:

@@ -94,14 +94,15 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
         deadline_s = max(record.submitted_s + stop.deadline_s - now_s, 0.0)
     if spec.on_preemption == "reassign":
         note = (
-            f"{job} gives a preempted worker's streams to others (on_preemption: reassign); this"
-            " plan lets them wait, so the job may be done before the runtime that it names"
+            f"{job} assigns a preempted worker's streams to other workers (on_preemption:"
+            " reassign),"
+            " so it may finish earlier than this plan, in which the streams wait"
         )
         notes = (note,)
     if spec.mode != "synchronous" or spec.synchronised.rules:
         note = (
-            f"{job} is not synchronous, or not always: this plan counts updates of"
-            f" {spec.group_size} batches for which all workers wait"
+            f"{job} is not always synchronous; this plan assumes synchronous updates of"
+            f" {spec.group_size} batches"
         )
         notes += (note,)
     return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, update_mb, notes)
@@ -133,9 +134,11 @@ def arriving(job: str, log: Log) -> Arriving:
     claims = read_decoded(log, control, decode_claim, last=RECENT)
     found = rates_of(claim for _, claim in claims)
     if found is None:
-        problem = f"the batches of {job} do not say yet how fast records arrive; give the rates"
+        problem = f"the arrival rates of {job} are not known yet; give the rates"
         raise GivenError(("rate_per_s",), problem)
-    note = f"rates are those of {len(found.workers)} workers that took in records of {job} lately"
+    note = (
+        f"the rates are those of {len(found.workers)} workers that read records of {job} recently"
+    )
     return Arriving(found.workers, found.rates_per_s, (note,))
 
 

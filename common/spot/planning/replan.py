@@ -47,9 +47,9 @@ def check_replan(record: JobRecord, ledger: FleetLedger) -> None:
     if record.spec.provisioning is None:
         raise ConflictError(not_provisioned(name))
     if record.wanted == "stopped":
-        raise ConflictError(f'the job "{name}" is stopped: resume it first')
+        raise ConflictError(f'the job "{name}" is stopped; resume it first')
     if ledger.settled is not None:
-        raise ConflictError(f'the machines of "{name}" are given back: {ledger.settled.why}')
+        raise ConflictError(f'the machines of "{name}" are released: {ledger.settled.why}')
 
 
 def check_given_back(record: JobRecord, log: Log) -> None:
@@ -63,8 +63,8 @@ def check_given_back(record: JobRecord, log: Log) -> None:
     ledger = read_ledger(log, record.id)
     if ledger.open and ledger.settled is None:
         raise ConflictError(
-            f'{len(ledger.open)} machines of the job "{record.spec.name}" are not given back yet:'
-            " delete it when its provisioner has done so (is one running?)"
+            f'{len(ledger.open)} machines of the job "{record.spec.name}" are not released yet;'
+            " check that a provisioner is running, and delete the job afterwards"
         )
 
 
@@ -80,12 +80,14 @@ def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
     with closing(log.writer()) as writer:
         writer.append(topic, encode_plan(asked))
         if not writer.flush(_PATIENCE_S):
-            raise UnavailableError("Kafka did not answer; whether it took the question is unknown")
+            raise UnavailableError(
+                "Kafka did not answer; it may or may not have stored the request"
+            )
 
 
 def not_provisioned(job: str) -> str:
     """Return the error for a job without provisioning."""
     return (
-        f'the job "{job}" rents no machines: its specification has no `provisioning`, and workers'
+        f'the job "{job}" rents no machines: its job file has no `provisioning`, so its workers'
         " are started by hand"
     )

@@ -68,13 +68,18 @@ class SimulateRequest(WrittenPart):
     )
 
     experiment: Experiment
-    runs: Annotated[int, Field(ge=1, le=100_000, description="Of each policy.")] = 12
+    runs: Annotated[
+        int, Field(ge=1, le=100_000, description="Number of simulated runs per policy.")
+    ] = 12
     seed: Annotated[
-        int, Field(ge=0, lt=2**63, description="Of rates, arrivals, prices and preemptions.")
+        int, Field(ge=0, lt=2**63, description="Seed for rates, arrivals, prices and preemptions.")
     ] = 0
     policies: Annotated[
         tuple[PolicyName, ...],
-        Field(max_length=16, description="To compare, instead of the experiment's own."),
+        Field(
+            max_length=16,
+            description="Policies to compare. Optional. If unset, that of the experiment.",
+        ),
     ] = ()
 
     @model_validator(mode="after")
@@ -93,17 +98,20 @@ def check_size(request: SimulateRequest) -> None:
     experiment, policies = request.experiment, max(len(set(request.policies)), 1)
     machines = experiment.workers * request.runs
     if machines > MOST_MACHINES:
-        problem = f"{machines:,} workers over all runs are above {MOST_MACHINES:,}"
+        problem = f"workers x runs must be at most {MOST_MACHINES:,}, got {machines:,}"
         raise GivenError(("experiment.workers", "runs"), problem)
     if experiment.mode == "analytic":
         steps = machines * experiment.updates * policies
         if steps > MOST_STEPS:
-            problem = f"workers x runs x updates x policies are {steps:,}, above {MOST_STEPS:,}"
+            problem = (
+                f"workers x runs x updates x policies must be at most {MOST_STEPS:,}, got {steps:,}"
+            )
             raise GivenError(("experiment.updates", "runs"), problem)
         return
     if experiment.workers > MOST_WORKERS_BY_PROTOCOL:
         problem = (
-            f"mode protocol takes at most {MOST_WORKERS_BY_PROTOCOL:,}, got {experiment.workers:,}"
+            f"must be at most {MOST_WORKERS_BY_PROTOCOL:,} in mode protocol, got"
+            f" {experiment.workers:,}"
         )
         raise GivenError(("experiment.workers",), problem)
     if experiment.learning is not None:
@@ -113,15 +121,15 @@ def check_size(request: SimulateRequest) -> None:
         weights = versions * sum(before * after for before, after in pairwise((1, *hidden, 1)))
         if weights > MOST_WEIGHTS:
             problem = (
-                f"the network's weights, of {versions:,} versions (1 + staleness), are {weights:,},"
-                f" above {MOST_WEIGHTS:,}"
+                f"weights of the network x {versions:,} versions (1 + staleness) must be at most"
+                f" {MOST_WEIGHTS:,}, got {weights:,}"
             )
             raise GivenError(("experiment.learning.hidden",), problem)
     batches = experiment.updates * experiment.group_size * request.runs * policies
     if batches > MOST_BATCHES:
         problem = (
-            f"mode protocol takes at most {MOST_BATCHES:,} batches (updates x group_size x runs x"
-            f" policies), got {batches:,}; mode analytic takes far more"
+            f"updates x group_size x runs x policies must be at most {MOST_BATCHES:,} in mode"
+            f" protocol, got {batches:,}; mode analytic allows more"
         )
         raise GivenError(("experiment.updates", "runs"), problem)
 
@@ -135,7 +143,7 @@ def check_files(request: SimulateRequest) -> None:
     for field in _files(request.experiment):
         raise GivenError(
             (field,),
-            "files are not read for the API: run `doll simulate` without --api where the file is",
+            "the API does not read files; run `doll simulate` on the machine that has the file",
         )
 
 

@@ -78,17 +78,19 @@ def _reasons(before: Situation, now: Situation, places: Places, time_s: float) -
         if abs(pool.usd_per_hour - was.usd_per_hour) > PRICE_MOVED * was.usd_per_hour:
             yield f"price of {pool.name} from ${was.usd_per_hour:g} to ${pool.usd_per_hour:g}"
         if abs(pool.availability - was.availability) > AVAILABILITY_MOVED:
-            yield f"availability of {pool.name} {was.availability:.3f} to {pool.availability:.3f}"
+            yield f"availability of {pool.name} from {was.availability:.3f} to"
+            f" {pool.availability:.3f}"
     old, new = before.work.rates_per_s, now.work.rates_per_s
     change = float(np.abs(new - old).sum() / old.sum())
     if change > RATES_MOVED:
         yield f"rates changed by {100 * change:.2g} %"
     takes_s, needs_s = runtime_of_s(places, now), now.work.undisturbed_s
     if needs_s > time_s and (places > ON_DEMAND).any():
-        yield f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
+        yield f"close to the deadline: on-demand machines alone need {needs_s:,.6g} of"
+        f" {time_s:,.6g} s"
     if abs(takes_s - time_s) > PACE_MOVED * max(time_s, 0.0):
         word = "behind" if takes_s > time_s else "ahead"
-        yield f"{word}: what is left would take {takes_s:,.6g} s of {time_s:,.6g} s"
+        yield f"{word}: the remaining work would take {takes_s:,.6g} of {time_s:,.6g} s"
 
 
 def runtime_of_s(places: Places, situation: Situation) -> float:
@@ -188,7 +190,7 @@ class Adaptive(Policy):
         reason = (
             f"{spot} of {work.workers} workers on spot, limited by {binding}, take "
             f"{curve.runtimes_s[spot]:,.6g} s of {work.deadline_s:,.6g} s on average, "
-            f"{kept_s[spot]:,.3g} s are kept in reserve"
+            f"with a reserve of {kept_s[spot]:,.3g} s"
         )
         return as_plan(curve, spot, binding, reason)
 
@@ -209,5 +211,5 @@ class Adaptive(Policy):
 def _all_on_demand(work: Work, kept_s: float) -> str:
     needs_s, left_s = work.undisturbed_s, work.deadline_s
     if needs_s > left_s:
-        return f"all on demand, and still about {needs_s - left_s:,.6g} s late"
-    return f"all on demand: {needs_s:,.6g} s of {left_s:,.6g} s, {kept_s:,.3g} s kept in reserve"
+        return f"all on demand, and about {needs_s - left_s:,.6g} s late"
+    return f"all on demand: {needs_s:,.6g} s of {left_s:,.6g} s, with a reserve of {kept_s:,.3g} s"

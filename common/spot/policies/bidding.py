@@ -55,7 +55,7 @@ def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> Eviction
     found = []
     for pool in pools:
         if pool.name not in past:
-            raise ParameterError(pool.name, "what its machines have cost so far is not known yet")
+            raise ParameterError(pool.name, "its past prices are not known yet")
         times_s, usd_per_hour, until_s = past[pool.name]
         constant = len(set(usd_per_hour)) == 1
         end_s = times_s[0] + 2 * hour_s if constant else until_s
@@ -124,7 +124,7 @@ class Bidding(Policy):
 
     def _brain(self, situation: Situation) -> BidBrain:
         if self.odds is None:
-            raise ParameterError("bidbrain", "what machines have cost so far is not known yet")
+            raise ParameterError("bidbrain", "the past prices of machines are not known yet")
         settings, work, pools = self.settings, situation.work, situation.pools
         most = work.workers
         # No backlog is left.

@@ -97,15 +97,15 @@ def plan_with_probability(work: Work, market: PaperMarket, probability: float) -
     there = np.arange(work.workers + 1) <= market.spot.at_most(work.workers)
     sure = there & (chances >= probability)
     spot, binding = choose(replace(curve, feasible=sure), market)
-    asked = f"{100 * probability:g} % were asked for"
+    asked = f"{100 * probability:g} % are required"
     if binding == "infeasible":
         chance = f"{100 * chances[0]:.2f} %"
-        reason = f"even on-demand machines alone are in time in {chance} of all cases; {asked}"
+        reason = f"even on-demand machines alone meet the deadline with only {chance}; {asked}"
     else:
         reason = (
-            f"{spot} of {work.workers} workers on spot are in time in {100 * chances[spot]:.2f} % "
-            f"of all cases, {asked}; the {on_average} that are in time on average would be in "
-            f"{100 * chances[on_average]:.2f} %"
+            f"{spot} of {work.workers} workers on spot meet the deadline with"
+            f" {100 * chances[spot]:.2f} % probability, {asked}; {on_average}, which are in time on"
+            f" average, would meet it with {100 * chances[on_average]:.2f} %"
         )
     return as_plan(replace(curve, feasible=sure), spot, binding, reason)
 

@@ -26,7 +26,7 @@ def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> PaperMarket:
         ParameterError: If the pool does not exist.
     """
     if not ON_DEMAND < spot < len(pools):
-        problem = f"there are {len(pools)}; after the on-demand one a spot pool is needed"
+        problem = f"must have the on-demand pool and at least one spot pool, got {len(pools)} pools"
         raise ParameterError("pools", problem)
     return PaperMarket(pools[ON_DEMAND], pools[spot])
 

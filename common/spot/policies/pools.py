@@ -248,7 +248,7 @@ def _losses(time_s: float, mean_life_s: float) -> float:
 
 def _why(spot: Spot, need: _Need) -> str:
     if need.short_s > 0:
-        return f"{need.short_s:,.4g} s of the reserve are used"
+        return f"{need.short_s:,.4g} s of the time reserve are used"
     if spot.gone:
         return "no pool gives a machine"
     if any(spot.refused):

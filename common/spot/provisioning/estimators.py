@@ -343,12 +343,16 @@ class Estimator:
         """Describe the unknown inputs; empty if all are known."""
         guessed = []
         if not self.arrivals_known(now_s):
-            guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")
+            guessed.append(f"arrivals are assumed to be {float(self.arrivals(now_s).value):.4g}/s")
         if not self._timed:
-            guessed.append(f"a gradient for {float(self.gradient(now_s).value):.3g} s")
+            guessed.append(
+                f"a gradient is assumed to take {float(self.gradient(now_s).value):.3g} s"
+            )
         if self.settings.loss is not None and self.updates_to_loss() is None:
-            guessed.append(f"after how many updates the loss is {self.settings.loss:g} is unknown")
-        return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
+            guessed.append(
+                f"the number of updates until the loss is {self.settings.loss:g} is unknown"
+            )
+        return f"not measured yet: {', '.join(guessed)}" if guessed else ""
 
     # --- internals -----------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class PolicyRunner:
             decision = self._reconsider(situation, anew=anew, now_s=now_s)
             stability = stability_of_plan(decision, situation)
         except ParameterError as error:
-            self.error = f"the plan before stays: {error}"
+            self.error = f"the previous plan stays in force: {error}"
             self._retry_at_s = now_s + AGAIN_S
             return None
         kept, refused = decision is self._last, self._refused(decision.on_demand)
@@ -190,7 +190,7 @@ class PolicyRunner:
         self._changed = ""
         guesses = self._estimator.guesses(now_s)
         reasons = "; ".join(
-            part for part in (why, "the plan stays as it is" if kept else "", guesses) if part
+            part for part in (why, "the plan is unchanged" if kept else "", guesses) if part
         )
         return self.record(decision, situation, reasons, now_s)
 
@@ -239,7 +239,7 @@ class PolicyRunner:
             return
         if self._ledger.replans:
             asked = self._ledger.replans[max(self._ledger.replans)]
-            yield f"{asked.by} asked for a new plan" + (f": {asked.reason}" if asked.reason else "")
+            yield f"{asked.by} requested a new plan" + (f": {asked.reason}" if asked.reason else "")
         yield self._changed
         if self._last is None:
             yield "first plan"
@@ -247,7 +247,7 @@ class PolicyRunner:
         if self._guessed and self._estimator.arrivals_known(now_s):
             yield "arrivals are known now"
         if self._ledger.plan and self._without != self._refused(self._ledger.plan.on_demand):
-            yield "machines on demand are " + ("given again" if self._without else "refused")
+            yield "on-demand machines are " + ("available again" if self._without else "refused")
         yield self._prices_moved()
         known, machines = self._known_up, self._known_machines
         if self._policy.watches_outages and (
@@ -255,13 +255,13 @@ class PolicyRunner:
             or (known != self._up()).any()
             or (self._last.counted and machines != self._machines(now_s))
         ):
-            yield "machines came or went"
+            yield "machines started or ended"
         if now_s >= self._hours_at_s:
-            yield "hours end"
+            yield "billed hours end"
         if self.review_s is not None and now_s >= self._review_at_s:
             yield "review"
         if self.error:
-            yield "asked again"
+            yield "retry after an error"
 
     def _reconsider(self, situation: Situation, *, anew: bool, now_s: float) -> Decision:
         last = self._last
@@ -387,7 +387,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
         if getattr(before, field) != getattr(after, field)
     ]
     if before.pools != after.pools:
-        changed.append("the market file is another")
+        changed.append("the market file")
     return ", ".join(changed)
 
 
@@ -397,8 +397,8 @@ def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
         return ""
     share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"
     if stability.needed is None:
-        return f"{share}: not even one machine for each of the K gradients would do"
+        return f"{share}: one machine for each of the K gradients would not suffice"
     needs = f"{stability.needed} machines are needed at any time"
     if stability.needed > settings.workers:
-        return f"{share}: {needs}, and the job may have {settings.workers}"
-    return f"{share}: {needs}, but the policy {settings.policy} does not ask for more"
+        return f"{share}: {needs}, but the job's limit is {settings.workers}"
+    return f"{share}: {needs}, but the policy {settings.policy} does not request more"

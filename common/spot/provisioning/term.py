@@ -328,7 +328,7 @@ class Term:
         machines = self._watch.releases(self._steps(now_s).release, now_s)
         if machines:
             wanted = self._known.wanted
-            why = "the plan wants others" if wanted == "running" else f"the job is {wanted}"
+            why = "the plan has other machines" if wanted == "running" else f"the job is {wanted}"
             yield do.Release(machines, why)
 
     # --- plans and reviews ---------------------------------------------------------------------
@@ -394,7 +394,7 @@ class Term:
                 alarms["plan"] = self._policy.warning
                 if ratio < 1 and fleet.needed is not None:
                     alarms["below"] = (
-                        f"machines that run: {len(serving)}, needed to keep up with arrivals"
+                        f"machines running: {len(serving)}, needed to keep up with arrivals"
                         f" (Proposition 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
         return ratio, {kind: text for kind, text in alarms.items() if text}
@@ -404,13 +404,13 @@ class Term:
         known = self._known
         coming = sum(not instance.running for instance in known.ledger.open)
         if coming:
-            return f"{coming} are on their way"
+            return f"{coming} are starting"
         lacking = self._compare(lambda _: True, now_s).order
         held = sorted(
             {desired.pool for desired in lacking if known.backoff.until_s(desired) > now_s}
         )
         if held:
-            return f"{', '.join(held)}: will be retried soon after a refusal or failure"
+            return f"{', '.join(held)}: will be ordered again after a refusal or failure"
         if lacking:
             return f"{len(lacking)} are being ordered"
-        return "the plan wants no more" if known.ledger.plan else "there is no plan yet"
+        return "the plan has no more" if known.ledger.plan else "there is no plan yet"

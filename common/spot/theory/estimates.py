@@ -120,7 +120,7 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
     """
     shape, time_s = prior.records + records, prior.seconds + seconds
     if not (time_s > 0 if isinstance(time_s, float) else (time_s > 0).all()):
-        problem = "no time has passed, so nothing is known of the rate: wait, or give a prior"
+        problem = "must be above 0, got 0; wait, or give a prior"
         raise ParameterError("seconds", problem)
     return Estimate(plain(shape / time_s), plain(np.sqrt(shape) / time_s), "gamma")
 
@@ -137,7 +137,7 @@ def pooled_prior(records: Numbers, seconds: Numbers) -> RatePrior:
     """
     count, time_s = float(np.sum(records)), float(np.sum(seconds))
     if not (count > 0 and time_s > 0):
-        raise ParameterError("records", "no worker has seen any: there is nothing to pool yet")
+        raise ParameterError("records", "no worker has any yet; wait")
     return RatePrior(1.0, time_s / count)
 
 

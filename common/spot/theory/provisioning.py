@@ -154,7 +154,7 @@ def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
         raise ParameterError("spot", f"must be 0 to {work.workers} workers, got {spot}")
     _, binding = choose(curve, market)
     takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
-    reason = f"{_some(spot, work)}, as asked, take {takes} on average, and {left} are left"
+    reason = f"{_some(spot, work)}, as requested, take {takes} on average, and {left} are left"
     if curve.feasible[0] and not curve.feasible[spot]:
         binding = "capacity" if spot > market.spot.at_most(work.workers) else "deadline"
     return as_plan(curve, spot, binding, reason)
@@ -162,7 +162,7 @@ def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
 
 def _reason(work: Work, market: PaperMarket, curve: CostCurve, spot: int, binding: Binding) -> str:
     if work.updates == 0:
-        return "no updates are left: nothing is needed"
+        return "no updates are left, so no machines are needed"
     takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
     some = f"{_some(spot, work)} take {takes} of {left} on average"
     spot_price, price = market.spot.usd_per_hour, market.on_demand.usd_per_hour
@@ -170,11 +170,11 @@ def _reason(work: Work, market: PaperMarket, curve: CostCurve, spot: int, bindin
     costs = f"${curve.costs_usd[spot]:,.6g} and one more ${curve.costs_usd[after]:,.6g}"
     reasons = {
         "infeasible": f"even on-demand machines alone take theta_0 = {takes}, and {left} are left",
-        "availability": "nothing on spot: its availability is 0, no machine can ever be had",
-        "price": f"nothing on spot: ${spot_price:g} an hour saves nothing against ${price:g}",
-        "workers": f"{some}: no worker is left to become spot",
-        "cost": f"{some}: they cost {costs}, by the longer runtime",
-        "capacity": f"{some}: there are no more such machines",
+        "availability": "no spot machines: their availability is 0",
+        "price": f"no spot machines: ${spot_price:g} an hour is not below ${price:g} on demand",
+        "workers": f"{some}: all workers are on spot",
+        "cost": f"{some}: they cost {costs}, because the runtime grows",
+        "capacity": f"{some}: the pool has no more machines",
         "deadline": f"{some}: one more would make it {curve.runtimes_s[after]:,.6g} s",
     }
     return reasons[binding]

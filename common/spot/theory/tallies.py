@@ -92,7 +92,7 @@ class GradientTally:
         """
         messages, m, first, second = self._sums.at(now_s)
         if self._about_s is None or not m > 0:
-            raise ParameterError("seconds", "no gradient was computed yet: wait for one")
+            raise ParameterError("seconds", "no gradient was computed yet; wait for one")
         shift_s = first / m
         std, freedom = math.inf, messages - self._squares.at(now_s)[0] / m
         if freedom > ROUNDING * messages:

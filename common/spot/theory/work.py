@@ -42,10 +42,10 @@ class Work:
         fine = rates.min() >= 0 and total_per_s < np.inf
         if not fine and (wrong := np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))).size:
             worker = int(wrong[0])
-            problem = f"worker {worker} has {rates[worker]:g}; a rate is a number of at least 0"
+            problem = f"must be numbers of at least 0, got {rates[worker]:g} for worker {worker}"
             raise ParameterError("rates_per_s", problem)
         if not total_per_s:
-            raise ParameterError("rates_per_s", "all are 0: without arrivals nothing is ever done")
+            raise ParameterError("rates_per_s", "must have a rate above 0, got only 0")
         positive("group_size", self.group_size)
         positive("batch_size", self.batch_size)
         not_negative("updates", self.updates)

@@ -100,7 +100,10 @@ def starts_of(
     start_s = spec.start_s / spec.speed
     if start_s >= trace.end_s:
         length_s = trace.end_s * spec.speed
-        raise UserError(f"start_s: {spec.start_s:g}; {trace.source} is over after {length_s:g} s")
+        raise UserError(
+            f"start_s: must be below {length_s:g}, the length of {trace.source}, got"
+            f" {spec.start_s:g}"
+        )
     return np.full(shape, start_s)
 
 
@@ -151,7 +154,7 @@ def _content(path: Path) -> dict[str, object] | list[_Row]:
             reader = csv.reader(io.StringIO(text, newline=""))
             found = [_Row(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        raise UserError(f"{path.name}: is neither CSV nor JSON in UTF-8: {error}") from error
+        raise UserError(f"{path.name}: must be CSV or JSON in UTF-8: {error}") from error
     if kept is not None:
         kept[path] = found
     return found
@@ -175,11 +178,11 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
         return _json_trace(there, column or "data", source)
     rows = there
     if not rows:
-        raise UserError(f"{source}: holds no rows")
+        raise UserError(f"{source}: has no rows")
     first = rows[0].cells
     for row in rows:
         if len(row.cells) != len(first):
-            counts = f"{len(row.cells)} cells, the first row {len(first)}"
+            counts = f"{len(row.cells)} cells, but the first row has {len(first)}"
             raise UserError(f"{source}: row {row.number} has {counts}")
     if _TIMESTAMP in first and _PRICE in first:
         _no_column(column, source)
@@ -206,8 +209,8 @@ def _without_header(rows: Sequence[_Row], source: str) -> Trace:
         values = _parsed(rows, lambda cells: float(cells[2]), source)
         return trace_from_rows(times, values, _numbers(rows), source)
     raise UserError(
-        f"{source}: begins with {','.join(first)[:80]!r}, which is no trace that can be read; the"
-        " simplest is a CSV file with the header `seconds,value`"
+        f"{source}: is not in a known format, got {','.join(first)[:80]!r}; the simplest is a CSV"
+        " file with the header `seconds,value`"
     )
 
 
@@ -218,21 +221,21 @@ def _price_records(
     found = list(rows)
     for name, value in series.items():
         if name not in names:
-            problem = f"has no column {name!r} to choose by; there are {_choices(names)}"
+            problem = f"has no column {name!r}; choose one of {_choices(names)}"
             raise UserError(f"series: {source} {problem}")
         cell = header.index(name)
         there = {row.cells[cell] for row in found}
         if value not in there:
             raise UserError(
-                f"series: {source} has no {name} {value!r}; there are {_choices(there)}"
+                f"series: {source} has no {name} {value!r}; choose one of {_choices(there)}"
             )
         found = [row for row in found if row.cells[cell] == value]
     left = {name: {row.cells[header.index(name)] for row in found} for name in names}
     several = [f"{name} ({_choices(there)})" for name, there in left.items() if len(there) > 1]
     if several:
-        raise UserError(f"series: {source} has more than one; choose by {', '.join(several)}")
+        raise UserError(f"series: {source} has more than one; select one by {', '.join(several)}")
     if len(found) < 2:
-        raise UserError(f"{source}: that series has {len(found)} records; a trace needs two")
+        raise UserError(f"{source}: the series must have at least 2 records, got {len(found)}")
     at, price = header.index(_TIMESTAMP), header.index(_PRICE)
     times = _parsed(found, lambda cells: _clock_s(cells[at]), source)
     prices = _parsed(found, lambda cells: float(cells[price]), source)
@@ -245,17 +248,17 @@ def _table(header: list[str], rows: Sequence[_Row], column: str, source: str) ->
     if not column and len(header) == 2:
         column = header[1]
     if column not in header[1:]:
-        asked = f"has no {column!r}" if column else "has several"
-        raise UserError(f"column: {source} {asked}; there are {_choices(header[1:])}")
+        asked = f"has no column {column!r}" if column else "has several columns"
+        raise UserError(f"column: {source} {asked}; choose one of {_choices(header[1:])}")
     cell = header.index(column)
     held = list(rows)
     while held and not held[-1].cells[cell]:
         held.pop()
     for row in held:
         if not row.cells[cell]:
-            problem = f"has no value in column {column!r}, and later rows have"
+            problem = f"has no value in column {column!r}, but later rows have"
             raise UserError(
-                f"{source}: row {row.number} {problem}; fill it, or cut the trace there"
+                f"{source}: row {row.number} {problem}; fill it, or end the trace there"
             )
     unit_s = _UNIT_S[header[0]]
     times = _parsed(held, lambda cells: float(cells[0]) * unit_s, source)
@@ -270,7 +273,7 @@ def _membership(rows: Sequence[_Row], source: str) -> Trace:
     for row in rows:
         _, what, name = row.cells
         if what not in ("add", "remove") or (name in there) == (what == "add"):
-            state = "is there" if name in there else "is not there"
+            state = "was added before" if name in there else "was not added"
             raise UserError(f"{source}: row {row.number} says {what!r} of {name}, which {state}")
         there ^= {name}
         counts.append(float(len(there)))
@@ -282,13 +285,13 @@ def _json_trace(document: Mapping[str, object], name: str, source: str) -> Trace
     metadata, values = document.get("metadata"), document.get(name)
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if not isinstance(gap_s, int | float) or not 0 < gap_s < math.inf:
-        raise UserError(f"{source}: metadata.gap_seconds must be a number above 0, is {gap_s!r}")
+        raise UserError(f"{source}: metadata.gap_seconds must be a number above 0, got {gap_s!r}")
     if not isinstance(values, list):
         lists = [key for key, value in document.items() if isinstance(value, list)]
-        raise UserError(f"column: {source} has no list {name!r}; there are {_choices(lists)}")
+        raise UserError(f"column: {source} has no list {name!r}; choose one of {_choices(lists)}")
     for number, value in enumerate(values, start=1):
         if not isinstance(value, int | float):
-            raise UserError(f"{source}: row {number} of {name!r} is {value!r}, not a number")
+            raise UserError(f"{source}: row {number} of {name!r} must be a number, got {value!r}")
     times = [tick * float(gap_s) for tick in range(len(values))]
     rows = range(1, len(values) + 1)
     return trace_from_rows(times, values, rows, source, gap_s=float(gap_s))
@@ -322,9 +325,9 @@ def _choices(names: Iterable[str]) -> str:
 
 def _no_series(series: Mapping[str, str] | None, source: str) -> None:
     if series:
-        raise UserError(f"series: {source} has no rows to choose from; leave it out")
+        raise UserError(f"series: {source} has only one series; remove `series`")
 
 
 def _no_column(column: str, source: str) -> None:
     if column:
-        raise UserError(f"column: {source} has no columns to choose from; leave it out")
+        raise UserError(f"column: {source} has only one column; remove `column`")

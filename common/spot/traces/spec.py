@@ -41,15 +41,22 @@ class WrittenPart(BaseModel):
 class TraceSpec(WrittenPart):
     """A file of recorded prices, availability or arrivals."""
 
-    file: str = Field(description="Relative to the file that names it.")
+    file: str = Field(description="Path of the recording, relative to the file that names it.")
     series: dict[str, str] = Field(
         default={},
-        description="Which rows: column to value; empty where the file has one series.",
+        description="Selects rows by a value for each column. Optional. If unset, the file"
+        " must have"
+        " only one series.",
     )
     column: str = Field(
-        default="", description="Which one holds the values, where there are several."
+        default="",
+        description="Column with the values. Optional. If unset, the file must have only one.",
     )
-    speed: Positive = Field(default=1.0, description="The paper's prices: 2000.")
+    speed: Positive = Field(
+        default=1.0,
+        description="Speed of the replay; 1 is real time. The paper replays prices at 2000.",
+    )
     start_s: Seconds | None = Field(
-        default=None, description="Where in the trace a reader begins; null: drawn."
+        default=None,
+        description="Start of the replay in the recording, in seconds. Optional. If unset, random.",
     )

@@ -45,25 +45,25 @@ class Trace:
     def __post_init__(self) -> None:
         times, values = self.times_s, self.values
         if times.ndim != 1 or times.shape != values.shape or len(times) < 2:
-            raise UserError(f"{self.source}: a trace needs two rows or more, and has {len(times)}")
-        self._refuse(~np.isfinite(times), "has no finite time")
+            raise UserError(f"{self.source}: must have at least 2 rows, got {len(times)}")
+        self._refuse(~np.isfinite(times), "must have a finite time")
         bad = ~(np.isfinite(values) & (values >= 0))
-        self._refuse(bad, "holds no number of at least 0; leave out the series or put it right")
+        self._refuse(bad, "must be a number of at least 0; correct or remove it")
         back = np.diff(times, prepend=-math.inf) <= 0
         if back.any():
             row = int(np.argmax(back))
-            problem = f"is {times[row - 1] - times[row]:g} s before the one above it"
-            self._refuse(back, f"{problem}; sort the rows, or take out those that step back")
+            problem = f"is {times[row - 1] - times[row]:g} s before the previous row"
+            self._refuse(back, f"{problem}; sort the rows")
         if times[0] != 0:
-            raise UserError(f"{self.source}: a trace begins at 0 s, this one at {times[0]:g} s")
+            raise UserError(f"{self.source}: must begin at 0 s, got {times[0]:g} s")
         if not (math.isfinite(self.end_s) and self.end_s >= times[-1]):
             problem = f"ends at {self.end_s:g} s, before its last row at {times[-1]:g} s"
             raise UserError(f"{self.source}: {problem}")
         if self.gap_s is not None:
             hole = np.diff(times, append=self.end_s) > _HOLE_GAPS * self.gap_s
-            advice = "fill the hole, or cut the trace there"
+            advice = "fill the gap, or end the trace there"
             self._refuse(
-                hole, f"is the last before a hole: rows are {self.gap_s:g} s apart; {advice}"
+                hole, f"is followed by a gap, but rows are {self.gap_s:g} s apart; {advice}"
             )
 
     def _refuse(self, bad: Bools, problem: str) -> None:
@@ -127,7 +127,7 @@ def trace_from_rows(
     times = np.array(times_s, np.float64)
     if len(times) and not np.isfinite(times).all():
         row = rows[int(np.argmin(np.isfinite(times)))]
-        raise UserError(f"{source}: row {row} has no finite time")
+        raise UserError(f"{source}: row {row} must have a finite time")
     last = np.diff(times, append=math.inf) != 0
     origin_s = times[0] if len(times) else 0.0
     times = times[last] - origin_s

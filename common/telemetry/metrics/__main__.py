@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Metrics
 
-Printed by `python -m common.telemetry.metrics`; a test holds this page and the code together. What
-is made of them: [dashboards](../howto/operating.md#dashboards), [alerts](../howto/alerts.md).
+Printed by `python -m common.telemetry.metrics`; a test compares this page with the code. The
+[dashboards](../howto/operating.md#dashboards) and [alerts](../howto/alerts.md) use these metrics.
+The [glossary](glossary.md) explains terms such as batch, claim and update.
 
-Every process with a `DOLL_METRICS_PORT` serves its metrics for Prometheus at `/metrics`, and at
-`/healthz` whether its loops make progress. The label of a job is `job_name`, because Prometheus
-itself uses `job`. One replica at a time reports the gauges of a leader: sum counters over
-instances, and take the maximum of gauges. Every process also reports `process_cpu_seconds_total`,
-`process_resident_memory_bytes` and the like. A histogram has the series `_bucket`, `_sum` and
-`_count`.
+Every process with a `DOLL_METRICS_PORT` serves its metrics for Prometheus at `/metrics`, and its
+health at `/healthz`: 200, or 503 if one of its loops makes no progress. The label of a job is
+`job_name`, because Prometheus itself uses `job`. Only the replica that leads reports the gauges of
+a leader: sum counters over instances, and take the maximum of gauges. Every process also reports
+`process_cpu_seconds_total`, `process_resident_memory_bytes` and the like. A histogram has the
+series `_bucket`, `_sum` and `_count`.
 """
 
 
@@ -98,7 +99,7 @@ def _section(title: str, metrics: tuple[Declared, ...]) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m common.telemetry.metrics",
-        description="Prints every metric with labels and meaning: docs/reference/metrics.md.",
+        description="Prints docs/reference/metrics.md: every metric with its labels and meaning.",
         epilog="example: python -m common.telemetry.metrics > docs/reference/metrics.md",
     ).parse_args()
     sys.stdout.write(document())

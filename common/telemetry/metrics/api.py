@@ -57,20 +57,21 @@ class ApiMetrics(ProcessMetrics):
         self._missing = missing
         self._requests = self.counter(
             "doll_api_requests_total",
-            "Total number of requests that the service answered; the route is `none` if the path"
-            " does not exist.",
+            "Total number of HTTP requests that the admin service answered; the label `route` is"
+            " `none` if the path does not exist.",
             ["route", "method", "status"],
         )
         self._seconds = self.histogram(
             "doll_api_request_seconds",
-            "Duration from the arrival of a request to the start of its response, without streams"
-            " of events.",
+            "Time from the arrival of an HTTP request at the admin service to the start of its"
+            " response, in seconds. Event streams are not measured.",
             ["route", "method"],
             buckets=SECONDS[:-1],
         )
         self.gauge(
             "doll_api_streams_open",
-            "Number of streams of events that are open.",
+            "Number of event streams (server-sent events) that clients have open at this admin"
+            " service.",
         ).set_function(streams_open)
 
     def answered(self, route: str, method: str, status: int, seconds: float | None) -> None:
@@ -93,54 +94,58 @@ class ApiMetrics(ProcessMetrics):
         jobs = list(self._shown())
         yield gauge(
             "doll_job_state",
-            "Always 1; the label is the state of a job that is not stopped (see job-states.md).",
+            "Always 1. The label `state` is the current state of the job (see"
+            " docs/reference/job-states.md). Stopped jobs have no series.",
             {(it.job, it.state): 1.0 for it in jobs},
             *("job_name", "state"),
         )
         yield gauge(
             "doll_job_lag_records",
-            "Number of records in the job's streams, up to the high watermark, that are in no"
-            " update yet, even if no coordinator leads the job.",
+            "Number of records in the job's streams, up to Kafka's high watermark, that no model"
+            " update contains yet. Also reported while no coordinator leads the job.",
             {it.job: it.lag for it in jobs},
             "job_name",
         )
         yield gauge(
             "doll_stream_open_transaction_seconds",
-            "Time since the last stable offset of a partition of the stream was first seen to stay"
-            " below the high watermark; 0 if no transaction is open.",
+            "Estimated age of the longest open Kafka transaction in the stream, in seconds; 0 if"
+            " no transaction is open. Readers do not receive the records behind an open"
+            " transaction.",
             {(it.job, stream): s for it in jobs for stream, s in it.open_transactions_s.items()},
             *("job_name", "stream"),
         )
         yield counter(
             "doll_job_skipped_records_total",
-            "Total number of records that did not decode since the job began.",
+            "Total number of records that the job skipped because they could not be decoded, since"
+            " the job began.",
             {it.job: it.skipped for it in jobs},
             "job_name",
         )
         yield gauge(
             "doll_job_quarantined_batches",
-            "Number of batches in quarantine; an operator may take them back.",
+            "Number of the job's batches in quarantine, which are not trained unless an operator"
+            " requeues or replays them.",
             {it.job: it.quarantined for it in jobs},
             "job_name",
         )
         yield counter(
             "doll_job_expired_records_total",
-            "Total number of records, read or not, that Kafka deleted before they were trained,"
-            " since the job began.",
+            "Total number of records that Kafka deleted before the job trained on them, since the"
+            " job began.",
             {it.job: it.expired for it in jobs},
             "job_name",
         )
         yield counter(
             "doll_job_lost_records_total",
-            "Total number of records that were trained and that Kafka lost afterwards, since the"
-            " job began.",
+            "Total number of records that the job trained on and that Kafka lost afterwards, since"
+            " the job began.",
             {it.job: it.lost for it in jobs},
             "job_name",
         )
         yield gauge(
             "doll_records_missing",
-            "Number of jobs (doll.jobs) or API keys (doll.keys) that the service has read earlier"
-            " and of which the topic has no record any more.",
+            "Number of jobs (topic `doll.jobs`) or API keys (topic `doll.keys`) that this admin"
+            " service read earlier but whose records are missing from Kafka now; 0 is normal.",
             dict(self._missing()),
             "topic",
         )

@@ -117,22 +117,24 @@ class GroupMetrics:
     def __init__(self, metrics: MetricSet) -> None:
         self.memberships = metrics.counter(
             "doll_group_membership_changes_total",
-            "Changes of the members of the group.",
+            "Total number of times that the set of group members changed. Members are the workers"
+            " that hold the model weights (`aggregation.mode: group`).",
         )
         self.attempts_broken = metrics.counter(
             "doll_group_attempts_broken_total",
-            "Total number of attempts at an update that failed because a member of the group died,"
-            " hung or lacked a gradient.",
+            "Total number of failed attempts to sum gradients among the group members"
+            " (`aggregation.mode: group`), because a member died, hung or lacked a gradient.",
         )
         self.collective_s = metrics.histogram(
             "doll_group_collective_seconds",
-            "Duration from the order to reduce gradients in the group until enough members have the"
-            " result.",
+            "Time to sum the gradients of one update among the group members (`aggregation.mode:"
+            " group`), from the leader's request until enough members have the result, in seconds.",
         )
         self.repair_s = metrics.histogram(
             "doll_group_repair_seconds",
-            "Duration from the end of a failed attempt until enough members have the result of a"
-            " later attempt.",
+            "Time to recover from a failed attempt to sum gradients among the group members"
+            " (`aggregation.mode: group`), from the failure until enough members have the result"
+            " of a later attempt, in seconds.",
         )
 
 
@@ -153,66 +155,88 @@ class CoordinatorMetrics(MetricSet):
         self.gradients = deque[RecentGradient](maxlen=RECENT_GRADIENTS)
         self._checkpoint_age_s = checkpoint_age_s
         count = self.counter
-        self.updates = count("doll_updates_total", "Updates that the leader applied to the model.")
-        self.update_batches = count("doll_update_batches_total", "Batches in applied updates.")
-        self.update_records = count("doll_update_records_total", "Records in applied updates.")
+        self.updates = count(
+            "doll_updates_total",
+            "Total number of updates (optimizer steps) that the leader applied to the model.",
+        )
+        self.update_batches = count(
+            "doll_update_batches_total",
+            "Total number of batches in the updates that the leader applied to the model.",
+        )
+        self.update_records = count(
+            "doll_update_records_total",
+            "Total number of records in the updates that the leader applied to the model.",
+        )
         self.short_updates = count(
             "doll_short_updates_total",
-            "Total number of updates with fewer than K batches, by reason: linger, missing or"
-            " quarantined.",
+            "Total number of updates with fewer than K batches, by reason: `linger` (no further"
+            " batch came within `group_linger_s`), `missing` (a gradient never came, and"
+            " `on_missing` is `proceed`) or `quarantined` (a batch was put in quarantine).",
             ["why"],
         )
         self.switches = count(
-            "doll_synchronisation_switches_total", "Updates in another mode than the update before."
+            "doll_synchronisation_switches_total",
+            "Total number of updates whose synchronisation mode differs from that of the"
+            " previous update.",
         )
         self.stage_s = self.histogram(
             "doll_round_seconds",
-            "Duration of a stage of a round: wait (from an update until K batches are there),"
-            " gradients (from the trigger to the last gradient), apply (from the optimizer's step"
-            " until the new model is published).",
+            "Duration of one stage of an update, in seconds: `wait` (from the previous update"
+            " until K batches are claimed), `gradients` (from the leader's request to the last"
+            " gradient) or `apply` (from the optimizer step until the new model is published).",
             ["stage"],
         )
         self.staleness = self.histogram(
             "doll_gradient_staleness_versions",
-            "Number of updates by which a gradient was older than the model when it arrived, by"
-            " whether the gradient counted: yes or no.",
+            "Age of a gradient's weights when it arrived at the leader, in updates of the model"
+            " since then. The label `counted` is `no` if the leader discarded the gradient.",
             ["counted"],
             buckets=VERSIONS,
         )
         self.record_age_s = self.histogram(
             "doll_record_age_seconds",
-            "Duration from the arrival of a batch's newest record in Kafka until its update was"
-            " applied.",
+            "Time from the arrival of a batch's newest record in Kafka until the model trained on"
+            " that batch was published, in seconds.",
             buckets=AGES_S,
         )
         self.claims_accepted = count(
-            "doll_claims_accepted_total", "Claims of batches that the leader accepted."
+            "doll_claims_accepted_total",
+            "Total number of batches that workers claimed and the leader accepted. A claim"
+            " reserves a range of Kafka records for one batch.",
         )
         self.claims_refused = count(
             "doll_claims_refused_total",
-            "Total number of claims without effect: repeated, late, unreadable or from a ghost.",
+            "Total number of claims (workers' requests to reserve records for a batch) that the"
+            " leader refused because the records were already claimed, do not follow the last"
+            " accepted claim, or the message is unreadable.",
         )
         self.replies_refused = count(
             "doll_replies_refused_total",
-            "Total number of messages of workers without effect, by kind: gradient, failed or"
-            " leaving (for another round, or repeated), malformed (unreadable).",
+            "Total number of messages from workers that the leader ignored, by kind: `gradient`,"
+            " `failed` or `leaving` (repeated, or its round is over) or `malformed` (unreadable).",
             ["kind"],
         )
         self.redispatched = count(
             "doll_batches_redispatched_total",
-            "Total number of batches that the leader reassigned because their worker left, died,"
-            " failed or was late.",
+            "Total number of times that the leader reassigned a batch to another worker because"
+            " the first one left, died, failed or was late.",
         )
         self.quarantined = count(
             "doll_batches_quarantined_total",
-            "Batches put into quarantine: poison or expired.",
+            "Total number of batches put in quarantine, by reason: `poison` (it crashes workers,"
+            " raises an exception or gives non-finite numbers) or `expired` (Kafka deleted its"
+            " records).",
             ["reason"],
         )
         self.dead_letters = count(
-            "doll_dead_letters_total", "Records written to dead-letter topics."
+            "doll_dead_letters_total",
+            "Total number of records that could not be used and that the leader wrote to the"
+            " dead-letter topics of the job's streams.",
         )
         self.checkpoint_failures = count(
-            "doll_checkpoint_failures_total", "Failed attempts to write a checkpoint."
+            "doll_checkpoint_failures_total",
+            "Total number of failed attempts of the leader to write a checkpoint to object"
+            " storage.",
         )
         self.group = GroupMetrics(self)
         for metric, values in (
@@ -235,18 +259,23 @@ class CoordinatorMetrics(MetricSet):
         paused = float(self.paused and not self.held) if leading else None
         yield gauge(
             "doll_leading",
-            "1 if this replica leads the job; 0 if it stands by.",
+            "1 if this coordinator leads the job; 0 if it stands by.",
             float(leading is not None),
         )
         yield gauge(
-            "doll_job_held", "1 if the job is held until a person decides; the log has why.", held
+            "doll_job_held",
+            "1 if the job is held, which means that no updates are made until an operator"
+            " resumes it; otherwise 0. `doll job list` shows the reason.",
+            held,
         )
         yield gauge(
-            "doll_job_paused", "1 if a person has paused the job, so no updates are made.", paused
+            "doll_job_paused",
+            "1 if an operator has paused the job, so that no updates are made; otherwise 0.",
+            paused,
         )
         yield gauge(
             "doll_checkpoint_age_seconds",
-            "Time since the newest checkpoint was made.",
+            "Age of the job's newest checkpoint in object storage, in seconds.",
             self._checkpoint_age_s(),
         )
         yield from self._of_leader(leading)
@@ -261,34 +290,35 @@ class CoordinatorMetrics(MetricSet):
         group = status.group if status else None
         yield gauge(
             "doll_epoch",
-            "Epoch of the leader; each new leader has a higher epoch.",
+            "Epoch (number of the current leadership) of the job. Every new leader has a higher"
+            " one, so a change means that the leader changed.",
             of(leading, lambda it: it.epoch),
         )
         yield gauge(
             "doll_model_version",
-            "Number of updates (J) of the model.",
+            "Version of the newest model: the number of updates (J) that it contains.",
             of(leading, lambda it: it.version),
         )
         yield gauge(
             "doll_batches_waiting",
-            "Number of accepted batches that are in no update yet.",
+            "Number of claimed batches that no model update contains yet.",
             of(status, lambda it: it.waiting),
         )
         yield gauge(
             "doll_workers_live",
-            "Number of workers that the leader sees.",
+            "Number of the job's workers that are alive, as the leader sees them.",
             of(status, lambda it: it.live),
         )
         yield gauge(
             "doll_group_members",
-            "Number of workers that hold the weights and reduce gradients among themselves"
+            "Number of workers that hold the model weights and sum gradients among themselves"
             " (`aggregation.mode: group`).",
             len(group.members) if group else None,
         )
         yield gauge(
             "doll_group_left_out_workers",
-            "Number of live workers that cannot join the group because some members and they do not"
-            " reach each other.",
+            "Number of live workers that cannot join the group (`aggregation.mode: group`) and"
+            " compute nothing, because they and some members cannot connect to each other.",
             len(group.left_out) if group else None,
         )
 
@@ -299,31 +329,34 @@ class CoordinatorMetrics(MetricSet):
         means = update.metrics if update else {}
         yield gauge(
             "doll_loss",
-            "Mean loss per record of the newest update, with the weights before it (prequential).",
+            "Mean training loss per record of the newest update, computed with the weights before"
+            " that update (prequential).",
             of(leading, lambda it: it.loss),
         )
         yield gauge(
             "doll_training_metric",
-            "Mean per record of a metric of the task for the newest update, with the weights before"
-            " it; auc, calibration_error, f1, precision and recall cover the last minute.",
+            "Mean per record of one of the task's metrics for the newest update, computed with the"
+            " weights before that update. The metrics auc, calibration_error, f1, precision and"
+            " recall cover the last minute instead.",
             {name: means[name] for name in sorted(means)[:MOST_METRICS]},
             "metric",
         )
         yield gauge(
             "doll_learning_rate",
-            "Learning rate of the newest update, after the job's schedule and synchronisation.",
+            "Learning rate that the newest update used, after adjustment by the job's schedule and"
+            " synchronisation mode.",
             of(update, lambda it: it.rate or None),
         )
         yield gauge(
             "doll_synchronisation",
-            "Always 1; the label is the synchronisation mode of the newest update: synchronous,"
-            " stale, asynchronous or averaging.",
+            "Always 1. The label `mode` is the synchronisation mode of the newest update:"
+            " synchronous, stale, asynchronous or averaging.",
             of(synchrony, lambda it: {it.mode: 1.0}),
             "mode",
         )
         yield gauge(
             "doll_group_size_batches",
-            "Group size (K) of the newest update.",
+            "Number of batches (K) that the newest update was to contain.",
             of(synchrony, lambda it: it.group_size),
         )
 
@@ -332,21 +365,21 @@ class CoordinatorMetrics(MetricSet):
         workers = by_worker(tuple(self.gradients)) if leading else {}
         yield gauge(
             "doll_workers_busy_ratio",
-            "Share of their time that workers computed in the last 20 updates of the current mode;"
-            " 1 before there are 20.",
+            "Share of time (0 to 1) that workers spent computing gradients, over the last 20"
+            " updates in the current synchronisation mode; 1 until there are 20.",
             of(leading, lambda it: it.busy),
         )
         yield gauge(
             "doll_worker_batches_per_second",
-            "Batches per second that the worker computes, over the last 1,000 gradients, for the"
-            " 100 workers with the most batches.",
+            "Number of batches per second of computing time that the worker processes, over the"
+            " job's last 1,000 gradients. Only the 100 workers with the most batches are reported.",
             {worker: it.batches_per_s for worker, it in workers.items()},
             "worker",
         )
         yield gauge(
             "doll_worker_batches_ratio",
-            "Share of the worker in the batches of the last 1,000 gradients, for the 100 workers"
-            " with the most batches.",
+            "Share (0 to 1) of the job's batches that the worker computed, over the job's last"
+            " 1,000 gradients. Only the 100 workers with the most batches are reported.",
             {worker: it.share for worker, it in workers.items()},
             "worker",
         )
@@ -355,27 +388,29 @@ class CoordinatorMetrics(MetricSet):
 def _of_streams(streams: StreamFigures | None) -> Iterator[Metric]:
     yield counter(
         "doll_stream_records_total",
-        "Total number of records that arrived in the stream since the job's first position.",
+        "Total number of records that arrived in the stream since the position where the job began"
+        " to read.",
         of(streams, lambda it: it.records),
         "stream",
     )
     yield gauge(
         "doll_stream_lag_records",
-        "Number of records of the stream, before any open transaction, that no worker has claimed"
-        " yet; doll_batches_waiting counts the claimed ones.",
+        "Number of records of the stream that no worker has claimed for a batch yet, without those"
+        " behind an open transaction. Claimed batches that wait are counted by"
+        " doll_batches_waiting.",
         of(streams, lambda it: it.lag),
         "stream",
     )
     yield gauge(
         "doll_arrival_records_per_second",
-        "Arrival rate of the records of all streams over the last minute.",
+        "Arrival rate of records in all of the job's streams over the last minute, in records per"
+        " second.",
         of(streams, lambda it: it.arrivals_per_s),
     )
     yield gauge(
         "doll_stability_ratio",
-        "Work that arrives divided by the work that workers can do (Proposition 1). The job is"
-        " stable if `sufficient` is below 1, and needs more or faster workers if `necessary` is"
-        " at least 1.",
+        "Arriving work divided by the work that workers can do (Proposition 1 of the paper). The"
+        " job keeps up if `sufficient` is below 1, and falls behind if `necessary` is at least 1.",
         of(streams, lambda it: {"sufficient": it.sufficient, "necessary": it.necessary}),
         "bound",
     )

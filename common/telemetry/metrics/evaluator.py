@@ -24,29 +24,31 @@ class EvaluatorMetrics(MetricSet):
         self.version: int | None = None
         self.test_means = self.gauge(
             "doll_test_metric",
-            "Mean per record of the loss or of a metric of the task on the test set, for the"
-            " version that was evaluated last.",
+            "Mean per record of the loss or of one of the task's metrics on the test set, for the"
+            " model version that was evaluated last.",
             ["metric"],
         )
         self.evaluations = self.counter(
             "doll_evaluations_total",
-            "Total number of versions that were evaluated (done), or skipped because a newer one"
-            " was offered or a leader took the version back (skipped).",
+            "Total number of model versions offered for evaluation, by outcome: `done`, or"
+            " `skipped` because a newer version was offered, a new leader rolled the version back,"
+            " or its file was unreadable.",
             ["outcome"],
         )
         self.test_s = self.histogram(
             "doll_evaluation_seconds",
-            "Duration of the evaluation of one version on the test set.",
+            "Duration of the evaluation of one model version on the test set, in seconds.",
         )
         self.prequential_means = self.gauge(
             "doll_prequential_metric",
-            "Mean per record of the loss or of a metric of the task on records of a stream, just"
-            " before the model learned from them.",
+            "Mean per record of the loss or of one of the task's metrics on records of one stream,"
+            " computed just before the model was trained on them (prequential).",
             ["stream", "metric"],
         )
         self.drifts = self.counter(
             "doll_drifts_total",
-            "Drifts that ADWIN detected in the errors of a stream.",
+            "Total number of times that the ADWIN algorithm detected a drift: a change of the"
+            " model's errors on the stream.",
             ["stream"],
         )
         for outcome in ("done", "skipped"):
@@ -57,7 +59,7 @@ class EvaluatorMetrics(MetricSet):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metric that has no value at first."""
-        meaning = "Number of updates (J) of the version that was evaluated last."
+        meaning = "Model version that was evaluated last, as its number of updates (J)."
         yield gauge("doll_evaluated_version", meaning, self.version)
 
 
@@ -67,10 +69,13 @@ class TrackerMetrics(MetricSet):
     def __init__(self) -> None:
         super().__init__()
         self.sent = self.counter(
-            "doll_tracking_points_total", "Points of curves that the MLflow server accepted."
+            "doll_tracking_points_total",
+            "Total number of metric values that were sent to the MLflow server and that it"
+            " accepted.",
         )
         self.failures = self.counter(
-            "doll_tracking_failures_total", "Failed attempts to send to the MLflow server."
+            "doll_tracking_failures_total",
+            "Total number of failed attempts to send metric values to the MLflow server.",
         )
         self.waiting: int | None = None
         self.registry.register(self)
@@ -79,6 +84,7 @@ class TrackerMetrics(MetricSet):
         """Yield the metric that has no value at first."""
         yield gauge(
             "doll_tracking_waiting_records",
-            "Number of records of the updates topic that were not sent to the MLflow server yet.",
+            "Number of records of the job's updates topic whose metric values were not sent to the"
+            " MLflow server yet.",
             self.waiting,
         )

@@ -36,7 +36,7 @@ class ProvisionerMetrics(MetricSet):
 
         yield gauge(
             "doll_provisioning",
-            "1 if this replica rents the job's machines; 0 if it stands by.",
+            "1 if this provisioner rents the job's machines; 0 if it stands by.",
             float(report is not None),
         )
         yield gauge(
@@ -47,20 +47,23 @@ class ProvisionerMetrics(MetricSet):
         )
         yield gauge(
             "doll_machines_wanted",
-            "Number of machines that the current plan asks for, by kind: spot or on_demand.",
+            "Number of machines that the current plan requires, by kind: `spot` or `on_demand`.",
             of(report, lambda it: {"spot": it.spot, "on_demand": it.on_demand}),
             "kind",
         )
         yield counter(
             "doll_machines_ended_total",
-            "Total number of machines that ended, by cause: preempted, released, failed, refused or"
-            " lost.",
+            "Total number of machines that ended since the job began, by cause: `preempted` (the"
+            " provider took a spot machine back), `released` (no longer needed), `failed` (an"
+            " error on the machine), `refused` (the provider did not start it) or `lost` (it"
+            " disappeared for an unknown reason).",
             of(report, lambda it: it.ended),
             "cause",
         )
         yield counter(
             "doll_plans_total",
-            "Total number of plans, by whether the plan is feasible: yes or no.",
+            "Total number of plans for the job's machines; the label `feasible` is `no` if no"
+            " choice of machines meets the deadline.",
             of(
                 report,
                 lambda it: {"yes" if ok else "no": plans for ok, plans in it.planned.items()},
@@ -75,65 +78,68 @@ class ProvisionerMetrics(MetricSet):
         )
         yield gauge(
             "doll_cost_usd_per_hour",
-            "Current cost of all running machines, in US dollars per hour.",
+            "Current cost of all of the job's running machines, in US dollars per hour.",
             of(report, lambda it: it.usd_per_hour),
         )
         yield counter(
             "doll_spent_usd_total",
-            "Total cost of all machines since the job began, in US dollars.",
+            "Total cost of all of the job's machines since the job began, in US dollars.",
             of(report, lambda it: it.spent_usd(now_s)),
         )
         yield gauge(
             "doll_on_demand_only_usd",
-            "Estimated cost of the updates so far if all machines had been on demand, in US"
+            "Estimated cost of the job's updates so far if all machines had been on demand, in US"
             " dollars.",
             of(report, lambda it: it.on_demand_only_usd),
         )
         yield gauge(
             "doll_cost_usd_per_update",
-            "Total cost so far divided by the number of updates, in US dollars.",
+            "Total cost of the job's machines so far divided by its number of updates, in US"
+            " dollars.",
             of(report, lambda it: it.usd_per_update(now_s)),
         )
         yield gauge(
             "doll_cost_usd_per_million_records",
-            "Total cost so far divided by the millions of records in updates, in US dollars.",
+            "Total cost of the job's machines so far per million records in updates, in US"
+            " dollars.",
             of(report, lambda it: it.usd_per_million(now_s)),
         )
         yield gauge(
             "doll_estimated_arrival_records_per_second",
-            "Estimated arrival rate of the records of all streams (the sum of lambda_A), with the"
-            " bounds of its 90 % interval (low, high).",
+            "Estimated arrival rate of records in all of the job's streams (the sum of lambda_A),"
+            " in records per second, by bound: `value`, or `low` and `high` of its 90 % interval.",
             of(report, lambda it: _bounds(it, "arrivals_per_s")),
             "bound",
         )
         yield gauge(
             "doll_estimated_gradient_seconds",
-            "Estimated time to compute the gradient of one batch (mu_C), with the bounds of its"
-            " 90 % interval (low, high).",
+            "Estimated time to compute the gradient of one batch (mu_C), in seconds, by bound:"
+            " `value`, or `low` and `high` of its 90 % interval.",
             of(report, lambda it: _bounds(it, "gradient_s")),
             "bound",
         )
         yield gauge(
             "doll_estimated_availability_ratio",
-            "Estimated share of time that a spot machine of the pool is available (alpha), with the"
-            " bounds of its 90 % interval (low, high).",
+            "Estimated share of time (0 to 1) that a spot machine of the pool is available"
+            " (alpha), by bound: `value`, or `low` and `high` of its 90 % interval.",
             of(report, _availability),
             *("pool", "bound"),
         )
         yield gauge(
             "doll_fleet_capacity_ratio",
-            "Work that the machines can do divided by the work that arrives (Proposition 1);"
-            " below 1 the machines cannot keep up.",
+            "Work that the job's machines can do divided by the work that arrives (Proposition 1"
+            " of the paper); below 1 the machines cannot keep up.",
             of(report, lambda it: it.stability),
         )
         yield gauge(
             "doll_deadline_left_seconds",
-            "Time until the job's deadline; negative once the deadline has passed.",
+            "Time until the job's deadline, in seconds; negative after the deadline.",
             of(report, lambda it: it.deadline_left_s(now_s)),
         )
         yield gauge(
             "doll_planned_time_left_seconds",
-            "Time until the job is done according to the current plan.",
+            "Time until the job is done according to the current plan, in seconds; 0 if it takes"
+            " longer than planned.",
             of(report, lambda it: it.planned_left_s(now_s)),
         )
 

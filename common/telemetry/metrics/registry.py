@@ -66,19 +66,21 @@ class ProcessMetrics(MetricSet):
         self._lock = threading.Lock()
         ProcessCollector(registry=self.registry)
         self.gauge(
-            *("doll_build_info", "Always 1; the labels are the service and its version."),
+            "doll_build_info",
+            "Always 1. The labels are the name of the service and the version of DOLL that this"
+            " process runs.",
             ["service", "version"],
         ).labels(service, version("doll")).set(1)
         self.job_faults = self.counter(
             "doll_job_faults_total",
-            "Total number of times that this process restarted its part in a job, because of an"
-            " exception (fault) or of an unavailable server (unavailable).",
+            "Total number of times that this process restarted its work on a job, by kind: `fault`"
+            " (an exception) or `unavailable` (a server that the job needs could not be used).",
             ["job_name", "kind"],
         )
         self.slow_turns = self.counter(
             "doll_slow_turns_total",
-            "Total number of job turns that occupied one of the process's threads for more than"
-            " 50 ms.",
+            "Total number of times that the work on a job kept one of this process's few threads"
+            " busy for more than 50 ms without a break.",
             ["job_name"],
         )
         self.registry.register(self)
@@ -114,8 +116,9 @@ class ProcessMetrics(MetricSet):
         """Yield the metrics of all jobs, each family once."""
         yield gauge(
             "doll_outage_seconds",
-            "Seconds since this process lost a server (kafka, redis, storage, schema_registry,"
-            " tracking, fleet, prices or notices); 0 while the server is available.",
+            "Time since this process lost the use of a server, in seconds; 0 while the server is"
+            " available. Servers: kafka, redis, storage, schema_registry, tracking, fleet, prices"
+            " and notices.",
             *(outages.seconds(), "server"),
         )
         families = dict[str, Metric]()

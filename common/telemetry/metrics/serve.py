@@ -20,35 +20,40 @@ class ServeMetrics(MetricSet):
         super().__init__()
         self.gauge(
             "doll_served_version",
-            "Number of updates (J) of the version that answers; -1 if there is no version yet.",
+            "Model version that answers predictions, as its number of updates (J); -1 if no"
+            " version is loaded yet.",
         ).set_function(version)
         self.gauge(
             "doll_served_behind_seconds",
-            "Time since the server last confirmed that the version that answers is the wanted one.",
+            "Time since the model server last confirmed that it serves the version that it should"
+            " serve, in seconds.",
         ).set_function(behind_s)
         self.predictions = self.counter(
             "doll_predictions_total",
-            "Total number of requests for predictions, by the HTTP status of the response.",
+            "Total number of prediction requests that the model server answered, by the HTTP"
+            " status of the response.",
             ["status"],
         )
         self.request_s = self.histogram(
             "doll_prediction_seconds",
-            "Duration from the arrival of a request for predictions to its response.",
+            "Time from the arrival of a prediction request at the model server to its response, in"
+            " seconds.",
         )
         self.batch_records = self.histogram(
             "doll_prediction_batch_records",
-            "Number of records that the network processed in one pass.",
+            "Number of records that the model processed in one forward pass; the records of"
+            " several prediction requests can share a pass.",
             buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0),
         )
         self.shadow_difference = self.gauge(
             "doll_shadow_difference",
-            "Mean absolute difference per output between the predictions and the shadow model's"
-            " predictions, in the newest batch.",
+            "Mean absolute difference per output between the predictions of the serving model and"
+            " of the shadow model, in the newest batch.",
         )
         self.not_written = self.counter(
             "doll_predictions_not_written_total",
-            "Total number of answered records that were not written to the topic of predictions"
-            " because Kafka was unavailable.",
+            "Total number of predictions that were returned to clients but not written to the"
+            " predictions topic because Kafka was unavailable.",
         )
 
     def answered(self, status: int, seconds: float) -> None:

@@ -134,7 +134,7 @@ def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, po
     except OSError as error:
         raise UserError(
             f"metrics cannot be served on {host}:{port}: {error}; set DOLL_METRICS_PORT and"
-            " DOLL_METRICS_HOST, one port for each process of a machine"
+            " DOLL_METRICS_HOST, with a different port for each process on a machine"
         ) from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_address[1])

@@ -21,51 +21,70 @@ class WorkerMetrics(MetricSet):
         super().__init__()
         counter = self.counter
         self.records_read = counter(
-            "doll_records_read_total", "Records that the worker put into batches.", ["stream"]
+            "doll_records_read_total",
+            "Total number of records that the worker read from the stream and put into batches.",
+            ["stream"],
         )
         self.records_skipped = counter(
-            "doll_records_skipped_total", "Records that the worker could not decode.", ["stream"]
+            "doll_records_skipped_total",
+            "Total number of records of the stream that the worker skipped because it could"
+            " not decode them.",
+            ["stream"],
         )
         self.records_expired = counter(
-            "doll_records_expired_total", "Records that retention deleted unread.", ["stream"]
+            "doll_records_expired_total",
+            "Total number of records of the stream that Kafka deleted before a worker read them.",
+            ["stream"],
         )
         self.batches_announced = counter(
-            "doll_batches_announced_total", "Batches that the worker claimed."
+            "doll_batches_announced_total",
+            "Total number of batches that the worker claimed. A claim reserves a range of"
+            " Kafka records for one batch.",
         )
         self.batches_read_back = counter(
-            "doll_batches_read_back_total", "Batches that the worker read from Kafka again."
+            "doll_batches_read_back_total",
+            "Total number of batches that the worker read from Kafka again because it did not"
+            " have their records in memory.",
         )
         self.reading = self.gauge(
             "doll_worker_reading",
-            "1 while the worker polls its streams; 0 while it pauses because enough of its batches"
-            " wait or because no coordinator leads the job.",
+            "1 while the worker reads the job's streams; 0 while it pauses because enough of its"
+            " batches wait or because no coordinator leads the job.",
         )
         self.stream_behind_s = self.gauge(
             "doll_stream_behind_seconds",
-            "Age difference between the worker's newest record of the partition of the stream that"
-            " is furthest behind and the median of its other partitions; 0 if no record waits.",
+            "How much older the worker's newest record of the stream's slowest partition is than"
+            " the median of the newest records of the worker's other partitions, in seconds; 0 if"
+            " no record waits.",
             ["stream"],
         )
         self.stage_s = self.histogram(
             "doll_worker_stage_seconds",
-            "Duration of a stage of the worker's work: indicator (until Kafka has a claim), fetch"
-            " (of a model), gradient (computation for one order), push (of a gradient).",
+            "Duration of one stage of the worker's work, in seconds: `indicator` (until Kafka has"
+            " stored a claim), `fetch` (loading of a model), `gradient` (computation of the"
+            " gradients that one request asks for) or `push` (upload of a gradient).",
             ["stage"],
         )
         self.gradients_failed = counter(
             "doll_gradients_failed_total",
-            "Total number of orders for which the worker could not send a gradient, by reason:"
-            " model_missing, unreadable, expired, raised, not_finite or task.",
+            "Total number of the leader's requests for gradients that the worker could not answer"
+            " with one, by reason: `model_missing` (Redis lacks the weights), `unreadable` (Kafka"
+            " did not return the records), `expired` (Kafka deleted the records), `raised` (the"
+            " task raised an exception), `not_finite` (loss or gradient is not finite) or `task`"
+            " (the task is wrong for any data).",
             ["reason"],
         )
         self.copied_bytes = counter(
             "doll_group_copied_bytes_total",
-            "Bytes of weights and optimizer state that the worker copied.",
+            "Total number of bytes of weights and optimizer state that the worker copied from"
+            " another member or from storage to join the group (`aggregation.mode: group`) or"
+            " catch up.",
         )
         self.moved_bytes = counter(
             "doll_worker_moved_bytes_total",
-            "Total bytes of weights and gradients that the worker sent or received through Redis"
-            " and in collectives (counted as on a ring), without storage.",
+            "Total number of bytes of weights and gradients that the worker `sent` or `received`"
+            " through Redis and in direct transfers between workers, without storage. Transfers"
+            " between workers are counted as if in a ring.",
             ["direction"],
         )
         for metric, values in (

@@ -101,7 +101,7 @@ def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
     ) -> Caller:
         known = cast("Caller | None", request.scope.get(CALLER))
         if known is None:
-            raise HTTPException(401, "needs an API key", CHALLENGE)
+            raise HTTPException(401, "an API key is required", CHALLENGE)
         if not known.may(role):
             raise HTTPException(
                 403, f'needs the role {role}; "{known.name}" has the role {known.role}'

@@ -62,7 +62,7 @@ class Gate:
         elif not scope["path"].endswith(_EVENTS):
             await self._app(scope, receive, send_on)
         elif self._service.streams >= self._service.limits.streams:
-            refusal = _too_many(scope["path"], "streams of events are open", 60)
+            refusal = _too_many(scope["path"], "event streams are open", 60)
             await refusal(scope, receive, send)
         else:
             self._service.streams += 1
@@ -101,10 +101,10 @@ class Gate:
         who = f"address {address}" if caller is None else f"{kind} {caller.name}"
         wait_s = self._buckets.take(who, monotonic())
         if wait_s > 0:
-            return _too_many(path, f"requests of this {who.partition(' ')[0]}", wait_s)
+            return _too_many(path, f"requests from this {who.partition(' ')[0]}", wait_s)
         said_bytes = connection.headers.get("content-length", "0")
         if not said_bytes.isdecimal() or len(said_bytes) > _LONGEST_LENGTH:
-            return problem(400, "Content-Length is no number", path)
+            return problem(400, "Content-Length: must be a number", path)
         if int(said_bytes) > self._body_bytes:
             return problem(413, _too_large(self._body_bytes), path, headers=_CLOSE)
         return None
@@ -124,11 +124,11 @@ def _denial(
             return refused_page("sign-in.html", encodings, {"WWW-Authenticate": "Bearer"})
         return refused_page("refused.html", encodings, access.CHALLENGE)
     if caller is None and path not in access.OPEN:
-        said = "needs an API key" if key is None else "this API key is not valid"
-        hint = ": `Authorization: Bearer KEY`; `doll key create NAME` makes one"
+        said = "an API key is required" if key is None else "this API key is not valid"
+        hint = "; send `Authorization: Bearer KEY`; `doll key create NAME` creates a key"
         return problem(401, said + hint, path, headers=access.CHALLENGE)
     if other_site:
-        return problem(403, "changes are not taken from pages of another site", path)
+        return problem(403, "changes are not accepted from pages of another site", path)
     if caller is not None:
         connection.scope[CALLER] = caller
     return None

@@ -54,30 +54,38 @@ _STATUSES: tuple[tuple[type[DollError], int], ...] = (
     (OutsideError, 502),
 )
 _MEANINGS = {
-    400: "What was sent is no HTTP or no JSON that can be read.",
-    401: "There is no key with the request, or none that is valid.",
-    403: "The key's role is too small, or the request comes from another site.",
-    404: "There is no such thing.",
-    408: "The request did not come whole in time.",
-    409: "It conflicts with the current state, or with a concurrent change.",
-    413: "The body is larger than this service takes.",
-    422: "Fields make no sense; `errors` names each with its path.",
-    429: "Too many requests, or too many streams of events; `Retry-After` says how long to wait.",
-    502: "A server behind this one did not do what was asked.",
-    503: "A server behind this one is unavailable; `Retry-After` says when to try again. A change"
-    " of a job was not made.",
-    504: "A change was sent and not confirmed in time: it may have been made, or may still be made."
-    " Repeat a submission with the same `Idempotency-Key` to find its job.",
+    400: "The request is not valid HTTP, or its body is not valid JSON.",
+    401: "The request has no API key, or the key is not valid.",
+    403: "The role of the API key does not permit this request, or the request comes from another"
+    " site.",
+    404: "The requested job, or part of a job, does not exist.",
+    408: "The request did not arrive completely in time.",
+    409: "The request conflicts with the current state of the job, or with a concurrent change.",
+    413: "The body of the request is larger than this service accepts.",
+    422: "The request has invalid fields. `errors` lists each with its path.",
+    429: "Too many requests, or too many open event streams. `Retry-After` is the number of seconds"
+    " to wait.",
+    502: "A server that DOLL depends on, such as Kafka, refused the operation.",
+    503: "A server that DOLL depends on, such as Kafka, is unavailable. `Retry-After` is the number"
+    " of seconds to wait. If the request was a change of a job, the change was not made.",
+    504: "Kafka did not confirm a change in time. The change may or may not have been made, or may"
+    " still be made. Repeat a submission with the same `Idempotency-Key` to find its job.",
 }
 
 
 class FieldProblem(Answer):
     """Problem with one field."""
 
-    field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
-    detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
+    field: str = Field(
+        description="Path of the field in the request.", examples=["body.group_size"]
+    )
+    detail: str = Field(
+        description="What is wrong with the field.", examples=["must be at least 1, got -3"]
+    )
     line: int | None = Field(
-        default=None, ge=1, description="Where it is, of a job file that was sent as YAML."
+        default=None,
+        ge=1,
+        description="Line of the field in a job file that was sent as YAML; otherwise absent.",
     )
 
 
@@ -93,12 +101,15 @@ _EXAMPLE: Final[JsonDict] = {
 class Problem(Answer, json_schema_extra={"example": _EXAMPLE}):
     """Reason why a request was not fulfilled."""
 
-    type: str = Field(default="about:blank", description="Always this one.")
-    title: str = Field(description="Of the status.")
-    status: int = Field(ge=400, le=599, description="Of HTTP.")
-    detail: str = Field(description="What was wrong, where, and what to do.")
-    instance: str = Field(description="The path that was asked for.")
-    errors: tuple[FieldProblem, ...] | None = Field(default=None, description="With 422.")
+    type: str = Field(default="about:blank", description="Always `about:blank` (RFC 9457).")
+    title: str = Field(description="Name of the HTTP status.")
+    status: int = Field(ge=400, le=599, description="HTTP status code.")
+    detail: str = Field(description="What went wrong, and what to do about it; a text for people.")
+    instance: str = Field(description="URL path of the request.")
+    errors: tuple[FieldProblem, ...] | None = Field(
+        default=None,
+        description="Problem of each invalid field; only in responses with status 422.",
+    )
 
 
 def documented(*statuses: int) -> Responses:
@@ -158,7 +169,7 @@ def problem_of(error: DollError, scope: Scope) -> Response:
 def failure(error: Exception, instance: str) -> Response:
     """Log the current exception, and return a response without its details."""
     _log.exception("request_failed", path=instance, kind=type(error).__name__)
-    return problem(500, "a fault of this service; its log says more", instance)
+    return problem(500, "internal error; see the log of the admin service", instance)
 
 
 def install(app: FastAPI) -> None:
@@ -177,7 +188,7 @@ async def _answer(request: Request, error: Exception) -> Response:
             if status == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
                 detail = f"there is nothing at {path}"
             elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-                detail = f"{request.method} is not offered here"
+                detail = f"{request.method} is not supported here"
             return problem(status, detail, path, headers=error.headers)
         case RequestValidationError():
             return _invalid(error, request.scope)
@@ -195,7 +206,7 @@ def _fields(errors: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProble
 def _invalid(error: RequestValidationError, scope: Scope) -> Response:
     found, path = error.errors(), scope["path"]
     if any(details["type"] == "json_invalid" for details in found):
-        return problem(400, "the body is no JSON", path)
+        return problem(400, "the body is not valid JSON", path)
     fields = _fields(problems_of(found[:_MOST_FIELDS]), scope)
     detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""

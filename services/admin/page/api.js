@@ -34,7 +34,7 @@ export function jobPath(job, part = "") {
  * @throws {Refusal} for every answer but 200, and without an answer
  */
 export async function ask(path, signal) {
-  const answer = await fetched(path, { signal: signal ?? null }, " This page tries again by itself.");
+  const answer = await fetched(path, { signal: signal ?? null }, " This page retries automatically.");
   return answer.json();
 }
 
@@ -80,8 +80,8 @@ async function fetched(path, request, again) {
 
 function refusal(status, detail, errors, retryAfterS, again) {
   if (status === 401) return new Refusal("key", "The API key is missing, wrong or no longer valid.");
-  if (status === 403) return new Refusal("role", `This key may not do this. ${detail}`);
-  if (status === 404) return new Refusal("missing", detail || "There is none yet.");
+  if (status === 403) return new Refusal("role", `This API key does not permit this. ${detail}`);
+  if (status === 404) return new Refusal("missing", detail || "It does not exist yet.");
   if (status < 500 && status !== 429) return new Refusal("wrong", detail, 5, errors);
   const what = status === 429 ? "Too many requests with this key." : `The service cannot answer now. ${detail}`;
   return new Refusal("away", what + again, retryAfterS || 5);

@@ -168,7 +168,7 @@ export class Charts {
     this.nextMs = began + SHORTEST_MS;
     const drawing = await loaded;
     if (drawing === null) {
-      for (const element of this.panels.keys()) element.replaceChildren("Charts cannot be drawn: their program did not load.");
+      for (const element of this.panels.keys()) element.replaceChildren("Charts cannot be drawn, because their library did not load.");
       return;
     }
     this.#drawEach(drawing, false);

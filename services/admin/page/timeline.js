@@ -13,7 +13,7 @@ export const MARKS = {
   lost: { symbol: "square-open", colour: "purple", words: "lost" },
   refused: { symbol: "circle-open", colour: "quiet", words: "no capacity" },
   leaving: { symbol: "triangle-right-open", colour: "ink", words: "leaving" },
-  silent: { symbol: "hourglass-open", colour: "ink", words: "no sign of life" },
+  silent: { symbol: "hourglass-open", colour: "ink", words: "no heartbeat" },
 };
 
 /** Bars by kind of machine: spot is thinner, so that both are visible if they overlap. */

@@ -28,7 +28,7 @@ async def list_dead_letters(
 ) -> DeadLettersPage:
     """Count the records that this job could not use, by stream and reason.
 
-    The newest records are listed with their addresses.
+    For each reason, the newest records are listed with their addresses.
     """
     record = service.job(job)
     return await service.histories.run(

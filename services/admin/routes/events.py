@@ -138,9 +138,9 @@ class EventStream(StreamingResponse):
     responses={
         **documented(404),
         200: {
-            "description": "Events, by name, and the schema of their data: "
+            "description": "Stream of events, each with the schema of its data in JSON: "
             + ", ".join(f"`{name}` ({model.__name__})" for name, model in EVENT_DATA.items())
-            + "; `job` comes first.",
+            + ". A new stream begins with a `job` event.",
             "content": {"text/event-stream": {"example": _EXAMPLE}},
         },
     },
@@ -153,8 +153,9 @@ async def stream_events(
         str,
         Header(
             max_length=100,
-            description="Of the last event that was had: what came since is sent, if it is still"
-            " known; else the stream begins with `job`.",
+            description="Optional. Id of the last event that the client received. The stream"
+            " continues with the next event. If unset, or if that event is no longer in memory, the"
+            " stream begins with a `job` event.",
             examples=["5f0c9a1be0a7c3d2-411"],
         ),
     ] = "",

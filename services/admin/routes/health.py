@@ -19,22 +19,28 @@ router = APIRouter(tags=["health"])
 
 
 class Health(Answer):
-    """The process answers."""
+    """Health of this process."""
 
-    ok: bool = Field(description="Always true.", examples=[True])
+    ok: bool = Field(
+        description="Always true: a process that cannot serve requests does not respond.",
+        examples=[True],
+    )
 
 
 class Readiness(Answer):
-    """Health of the servers behind this one, all of them well."""
+    """Health of the servers that DOLL depends on."""
 
-    kafka: Check
-    redis: Check
-    storage: Check
-    schema_registry: Check = Field(description="As workers whose records wait for a schema say.")
+    kafka: Check = Field(description="Health of Kafka.")
+    redis: Check = Field(description="Health of Redis.")
+    storage: Check = Field(description="Health of object storage.")
+    schema_registry: Check = Field(
+        description="Health of the schema registry, as reported by workers whose records wait for"
+        " a schema."
+    )
 
 
 class NotReady(Readiness, Problem):
-    """At least one server is not well."""
+    """At least one server that DOLL depends on is unavailable."""
 
 
 _NOT_READY = NotReady.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -44,7 +50,7 @@ _NOT_READY.pop("$defs")
 
 @router.get("/healthz")
 async def get_health() -> Health:
-    """Answer if the process is running. Needs no key."""
+    """Report that the process is running. Needs no API key."""
     return Health(ok=True)
 
 
@@ -53,16 +59,17 @@ async def get_health() -> Health:
     response_model=Readiness,
     responses={
         503: {
-            "description": "A server behind this one is not well.",
+            "description": "At least one server that DOLL depends on is unavailable.",
             "content": {MEDIA_TYPE: {"schema": _NOT_READY}},
         },
     },
 )
 async def get_readiness(service: Answering, request: Request) -> Readiness | Response:
-    """Report the health of Kafka, Redis, object storage and the schema registry. Needs no key.
+    """Report the health of Kafka, Redis, object storage and the schema registry.
 
-    The servers are checked at most every few seconds, no matter how often this is called. A server
-    that coordinators or workers cannot use is not well either.
+    Needs no API key. The servers are checked at most every 3 seconds, no matter how often this is
+    called. A server also counts as unavailable if coordinators or workers report that they cannot
+    use it.
     """
     found = await service.checks.look()
     ill = [f"{name}: {check.reason}" for name, check in found.items() if not check.ok]
@@ -87,5 +94,5 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
     dependencies=[VIEWER],
 )
 async def get_metrics(service: Answering) -> Response:
-    """Return the metrics of this process, for Prometheus."""
+    """Return the metrics of this process, in the text format of Prometheus."""
     return Response(service.metrics.exposed(), media_type=EXPOSITION)

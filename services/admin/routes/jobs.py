@@ -75,28 +75,45 @@ class JobPatch(TypedDict, total=False):
     """Changes of a job; fields that are left out stay the same."""
 
     wanted: Annotated[
-        Wanted, Field(description="A stopped job goes on where it was.", examples=["paused"])
+        Wanted,
+        Field(
+            description="Optional. Desired state of the job. `running` resumes a paused, held or"
+            " stopped job where it ended. If unset, the state stays the same.",
+            examples=["paused"],
+        ),
     ]
-    reason: Annotated[str, Field(max_length=500, description="Why.", examples=["prices are high"])]
+    reason: Annotated[
+        str,
+        Field(
+            max_length=500,
+            description="Optional. Reason for the change, for the job's history.",
+            examples=["prices are high"],
+        ),
+    ]
     after_loss: Annotated[
         bool,
         Field(
-            description="With wanted: running, of a job that is held because Kafka lost records:"
-            " continue from the best snapshot that the job's own topics still cover, and read a"
-            " stream from where it was cut. Of a job that waits for a missing checkpoint: continue"
-            " from the newest one that is there.",
+            description="Optional. Only with `wanted: running`. Accept a loss of data: if the job"
+            " is held because Kafka lost records, it continues from the best snapshot that its own"
+            " topics still cover, and reads each stream from where records are missing. If the job"
+            " waits for a missing checkpoint, it continues from the newest one that exists.",
             examples=[False],
         ),
     ]
     from_start: Annotated[
         bool,
-        Field(description="With after_loss: version 0 will do, if none is left.", examples=[False]),
+        Field(
+            description="Optional. Only with `after_loss`. Permit the job to start again from"
+            " version 0 of the model, if no snapshot and no checkpoint is left.",
+            examples=[False],
+        ),
     ]
     read_from: Annotated[
         Literal["earliest", "latest"],
         Field(
-            description="With after_loss: from where streams' topics are read that were deleted and"
-            " created anew.",
+            description="Optional. Only with `after_loss`. Where to start in streams whose topics"
+            " were deleted and created again: `earliest` for their first record, `latest` for"
+            " records that arrive from now on. If unset, a job with such a stream is held again.",
             examples=["earliest"],
         ),
     ]
@@ -105,7 +122,8 @@ class JobPatch(TypedDict, total=False):
         Field(
             gt=0,
             le=_LONGEST_DEADLINE_S,
-            description="Seconds from when the job was submitted; null: it has none.",
+            description="Optional. Deadline in seconds after the job's submission; null removes the"
+            " deadline. If unset, the deadline stays the same.",
             examples=[6720.0],
         ),
     ]
@@ -114,49 +132,73 @@ class JobPatch(TypedDict, total=False):
         Field(
             ge=1,
             le=_MOST,
-            description="K, batches per update. With sgd and momentum of the mean the learning rate"
-            " changes in proportion, unless one is given.",
+            description="Optional. Number of batches per update (K). With `reduction: mean` and the"
+            " optimizer `sgd` or `momentum`, the learning rate changes in proportion, unless"
+            " `learning_rate` is set, too. If unset, K stays the same.",
             examples=[20],
         ),
     ]
     batch_size: Annotated[
-        int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])
+        int,
+        Field(
+            ge=1,
+            le=_MOST,
+            description="Optional. Number of records per batch (b). If unset, b stays the same.",
+            examples=[256],
+        ),
     ]
     learning_rate: Annotated[
-        float, Field(gt=0, le=1e6, description="Of the optimizer's steps.", examples=[0.001])
+        float,
+        Field(
+            gt=0,
+            le=1e6,
+            description="Optional. Learning rate of the optimizer. If unset, the rate stays the"
+            " same, or follows a change of `group_size`.",
+            examples=[0.001],
+        ),
     ]
     synchronisation: Annotated[
         SynchronisationSpec | None,
         Field(
-            description="The whole block, as in a job file; null: as by default.",
+            description="Optional. Block `synchronisation` of the job file, which replaces the"
+            " job's entire block; null restores the default. If unset, the block stays the same.",
             examples=[{"mode": "stale"}],
         ),
     ]
     compression: Annotated[
         CompressionSpec | None,
         Field(
-            description="The whole block, likewise; null: none.", examples=[{"significance": 1.5}]
+            description="Optional. Block `compression` of the job file, which replaces the job's"
+            " entire block; null removes it. If unset, the block stays the same.",
+            examples=[{"significance": 1.5}],
         ),
     ]
     tuner: Annotated[
         TunerSpec | None,
         Field(
-            description="The whole block, likewise; null: none.",
+            description="Optional. Block `tuner` of the job file, which replaces the job's entire"
+            " block; null removes it. If unset, the block stays the same.",
             examples=[{"group_size": [2, 24]}],
         ),
     ]
     aggregation: Annotated[
         AggregationSpec | None,
         Field(
-            description="The whole block, likewise; null: as by default. The newest version is"
-            " stored first.",
+            description="Optional. Block `aggregation` of the job file, which replaces the job's"
+            " entire block; null restores the default. The change takes effect after the newest"
+            " version of the model is in object storage. If unset, the block stays the same.",
             examples=[{"mode": "group"}],
         ),
     ]
     revision: Annotated[
         int,
         Field(
-            ge=0, le=_MOST, description="Refuse (409) unless the job is at this one.", examples=[0]
+            ge=0,
+            le=_MOST,
+            description="Optional. Revision of the job's settings that the caller has seen. If the"
+            " job is at another revision, the change is refused with 409. If unset, any revision is"
+            " accepted.",
+            examples=[0],
         ),
     ]
 
@@ -181,8 +223,9 @@ async def create_job(
         Header(
             min_length=1,
             max_length=200,
-            description="The same key with the same job answers the same job again, whoever of us"
-            " is asked; with another job it is refused (422). Keys of one API key.",
+            description="Optional. Identifies the request, so that it can be repeated: the same key"
+            " with the same job returns the job that was created first, from any replica; the same"
+            " key with another job is refused with 422. Keys of different callers are independent.",
             examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
         ),
     ] = None,
@@ -191,20 +234,24 @@ async def create_job(
         Query(
             alias="from",
             max_length=200,
-            description="Begin with a checkpoint of another job: its name, or JOB@VERSION with a"
-            " number, `newest` or `best`.",
+            description="Optional. Checkpoint of another job to start from: the job's name, or"
+            " JOB@VERSION, where VERSION is a number, `newest` or `best`. If unset, the job starts"
+            " from initial weights.",
             examples=["letters@best"],
         ),
     ] = "",
     *,
     unchecked: Annotated[
         bool,
-        Query(description="Accept the job without building its task here."),
+        Query(
+            description="Optional. True to accept the job without building its task and checking"
+            " the size of its model."
+        ),
     ] = False,
 ) -> Response:
     """Submit a job as JSON or as a job file in YAML.
 
-    The answer comes after the job is checked. The check builds the job's own task, which takes up
+    The job is checked before the response is sent. The check builds the job's task, which takes up
     to 60 s.
     """
     # Invalid options are refused before the request waits for its turn.
@@ -240,26 +287,39 @@ async def create_job(
 class ListQuery(BaseModel):
     """Selection and order of jobs."""
 
-    wanted: Wanted | None = Field(default=None, description="Only those.", examples=["running"])
-    state: Word | None = Field(default=None, description="Only those.", examples=["held"])
+    wanted: Wanted | None = Field(
+        default=None,
+        description="Optional. List only jobs with this desired state.",
+        examples=["running"],
+    )
+    state: Word | None = Field(
+        default=None,
+        description="Optional. List only jobs that are in this state.",
+        examples=["held"],
+    )
     text: str = Field(
         default="",
         max_length=100,
-        description="Only jobs with this text in name, state, task or a stream's name.",
+        description="Optional. List only jobs that have this text in their name, state, task or the"
+        " name of a stream. Upper and lower case are the same.",
         examples=["clinic"],
     )
     sort: str = Field(
         default="id",
         pattern=f"^-?(id|state|{'|'.join(NUMBERS)})$",
-        description="Sort by this field, then by name; with a minus, descending. `state` begins"
-        " with held jobs. What is not known comes last.",
+        description="Field to sort by, then by name; with a leading minus, in descending order."
+        " `state` lists held jobs first. Jobs without a value come last.",
         examples=["-lag"],
     )
-    limit: Annotated[int, Field(ge=1, le=500, description="How many at most.", examples=[100])] = (
-        100
-    )
+    limit: Annotated[
+        int, Field(ge=1, le=500, description="Maximum number of jobs to return.", examples=[100])
+    ] = 100
     after: str = Field(
-        default="", max_length=100, description="Only jobs after this one.", examples=["digits"]
+        default="",
+        max_length=100,
+        description="Optional. List only jobs after the job of this name; `next` of the previous"
+        " page. If unset, the first page.",
+        examples=["digits"],
     )
 
 
@@ -267,7 +327,7 @@ class ListQuery(BaseModel):
 async def list_jobs(
     request: Request, service: Answering, asked: Annotated[ListQuery, Query()]
 ) -> Response:
-    """List jobs with their states and numbers."""
+    """List jobs with their state and progress."""
     followers, listing = service.followers, service.followers.listing
     listing.renew()
     await followers.known(listing.unread())
@@ -289,7 +349,9 @@ async def list_jobs(
     if (after := asked.after) in rows:
         left = matching(order[order.index(after) + 1 :])
     elif after and asked.sort != "id":
-        raise UserError(f'after: there is no job "{after}" any more; begin with the first page')
+        raise UserError(
+            f'after: the job "{after}" no longer exists; start again with the first page'
+        )
     elif after:
         left = [name for name in found if name > after]
     shown = [rows[name] for name in left[: asked.limit]]
@@ -325,7 +387,10 @@ async def change_job(
     job: JobName,
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
-    """Pause, resume or stop a job, or change its settings from the next update on."""
+    """Pause, resume or stop a job, or change its settings.
+
+    New settings apply from the next update on.
+    """
     fields = cast("dict[str, Any]", patch)
     changed = {name: plain(fields.pop(name)) for name in CHANGEABLE if name in fields}
     # Other blocks may need another amount of memory.
@@ -354,12 +419,13 @@ async def delete_job(
         bool,
         Query(
             alias="purge",
-            description="Remove its topics, keys and files, too, and make the name free; also of a"
-            " job that was deleted without. It may be asked again. 200: what was removed.",
+            description="Optional. True to also remove the job's topics, keys and files and to make"
+            " its name available again. Works for a job that was already deleted, too, and can be"
+            " repeated. The response is then 200 and lists what was removed.",
         ),
     ] = False,
 ) -> Response:
-    """Remove a stopped job from the list; its history and files stay unless `purge` is set."""
+    """Delete a stopped job. Its history and files are kept unless `purge` is set."""
     if not purges:
         await service.write(caller, lambda jobs: jobs.delete(job))
         return Response(status_code=204)
@@ -371,7 +437,7 @@ async def delete_job(
 
 @router.get("/{job}/remains", responses=documented(404, 409, 502))
 async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
-    """List everything that a purge of a stopped or deleted job would remove."""
+    """List the topics and files that a purge of a stopped or deleted job would remove."""
     return remains_answer(await service.apart(None, lambda jobs: jobs.remains(job)))
 
 
@@ -380,11 +446,21 @@ async def list_updates(
     service: Answering,
     job: JobName,
     after: Annotated[
-        int, Query(ge=0, le=_MOST_VERSIONS, description="Only versions above.", examples=[400])
+        int,
+        Query(
+            ge=0,
+            le=_MOST_VERSIONS,
+            description="Optional. List only updates with a higher version than this; `next` of the"
+            " previous page. If unset, the first page.",
+            examples=[400],
+        ),
     ] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="At most.", examples=[100])] = 100,
+    limit: Annotated[
+        int,
+        Query(ge=1, le=1000, description="Maximum number of updates to return.", examples=[100]),
+    ] = 100,
 ) -> UpdatesPage:
-    """List effective updates by version, without those that a new leader took back."""
+    """List a job's updates by version, without those that a new leader rolled back."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return updates_page(view.job, after, limit)
@@ -392,7 +468,10 @@ async def list_updates(
 
 @router.get("/{job}/workers", responses=documented(404))
 async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
-    """List all workers that send heartbeats, and machines whose worker sends none, by name."""
+    """List a job's workers by name.
+
+    The list contains all workers that send heartbeats, and rented machines whose worker sends none.
+    """
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return workers_answer(view.job, view.ledger, service.clock())
@@ -400,7 +479,7 @@ async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
 
 @router.get("/{job}/streams", responses=documented(404))
 async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
-    """List the job's datastreams with arrival rate, lag and dead letters."""
+    """List a job's data streams with arrival rate, lag and dead letters."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return StreamsAnswer.model_validate({"streams": view.job.streams()})
@@ -408,7 +487,7 @@ async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
 
 @router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
 async def get_curves(service: Answering, job: JobName) -> Response:
-    """Show the job's history in about 2,000 points, no matter how long it has run."""
+    """Show a job's history as curves of about 2,000 points, no matter how long it has run."""
     follower = await service.followers.ready(job)
     # Thousands of points take tens of milliseconds, which would block the event loop.
     body = await asyncio.to_thread(_curves, follower, service.clock())

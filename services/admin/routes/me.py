@@ -16,10 +16,14 @@ class Me(Answer):
     """Caller of the request."""
 
     name: str = Field(
-        description="Of the API key; `oidc:` and a name of somebody who is signed in.",
+        description="Name of the API key; for a person who signed in, `oidc:` and the person's"
+        " name.",
         examples=["laptop"],
     )
-    role: Role = Field(description="An operator may do all that a viewer may, and change things.")
+    role: Role = Field(
+        description="Role of the caller. A viewer may read everything; an operator may also make"
+        " changes."
+    )
 
 
 @router.get("")

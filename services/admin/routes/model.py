@@ -40,18 +40,22 @@ _KIND = "application/octet-stream"
 _HEADERS = {
     name: {"schema": {"type": kind}, "description": description}
     for name, kind, description in (
-        ("ETag", "string", "Of these very weights."),
-        ("Doll-Epoch", "integer", "The leader that made the update."),
-        ("Doll-Version", "integer", "J, the updates in it."),
+        ("ETag", "string", "Entity tag of the model file, for `If-None-Match`."),
+        ("Doll-Epoch", "integer", "Epoch of the leader that made this version of the model."),
+        ("Doll-Version", "integer", "Version of the model (J): number of updates in it."),
     )
 }
 _ANSWERS: Responses = {
     200: {
-        "description": "Safetensors: `module.load_state_dict(safetensors.torch.load(...))`.",
+        "description": "Weights of the model as a safetensors file. To load it:"
+        " `module.load_state_dict(safetensors.torch.load(...))`.",
         "content": {_KIND: {"schema": {"type": "string", "format": "binary"}}},
         "headers": _HEADERS,
     },
-    304: {"description": "It is the one of `If-None-Match`.", "headers": _HEADERS},
+    304: {
+        "description": "The client already has this model: `If-None-Match` names its entity tag.",
+        "headers": _HEADERS,
+    },
     **documented(404, 502),
 }
 
@@ -63,7 +67,8 @@ _Version: TypeAlias = Annotated[
     Query(
         max_length=15,
         json_schema_extra={"pattern": "^(newest|best|[0-9]{1,15})$"},
-        description="J, or `newest`, or `best`: of lowest mean loss over its last updates.",
+        description="Version of the model: its number (J), `newest`, or `best`, the kept version"
+        " with the lowest mean loss over its last updates.",
         examples=["best"],
     ),
 ]
@@ -71,7 +76,8 @@ _IfNoneMatch: TypeAlias = Annotated[
     str | None,
     Header(
         max_length=1000,
-        description="Tags of models that are there already.",
+        description="Optional. Entity tags of models that the client already has. If the selected"
+        " model is one of them, the response is 304 without a body.",
         examples=['"12-400-0123456789abcdef"'],
     ),
 ]
@@ -84,9 +90,10 @@ async def get_model(
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Download a model's weights.
+    """Download a model's weights as a safetensors file.
 
-    Only versions of the job's effective history count. The file's metadata describes the model.
+    The file's metadata describes the model. Versions that a new leader rolled back are not
+    available.
     """
     record, selector = service.job(job), parse_version(version)
     if if_none_match is not None:
@@ -107,13 +114,16 @@ async def head_model(
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Identify a model without reading its weights."""
+    """Return the headers of a model without its weights."""
     return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
 @router.get("/versions", responses=documented(404, 502))
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
-    """List the kept versions of the job's effective history. No weights are read."""
+    """List the versions of the model whose weights are kept and can be downloaded.
+
+    Versions that a new leader rolled back are not listed.
+    """
     record = service.job(job)
     found = await service.models.run(partial(_ask, service, job, partial(all_kept, record.id)))
     return versions_answer(found)

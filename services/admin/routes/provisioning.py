@@ -33,10 +33,14 @@ class PlanBody(PlanRequest):
     """Work of a job, its workers, and prices of machines."""
 
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
-        default=None, description="N_tot, all of the same `rate_per_s`."
+        default=None,
+        description="Optional. Number of workers (N_tot), all with the same `rate_per_s`. If unset,"
+        " `rates_per_s` or `job` says how many there are.",
     )
     rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_RATES)] | None = Field(
-        default=None, description="A rate for each worker instead."
+        default=None,
+        description="Optional. Records per second of each worker, instead of `workers` and"
+        " `rate_per_s`.",
     )
 
 
@@ -65,9 +69,10 @@ async def simulate_policies(
     service: Answering,
     asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
 ) -> Response:
-    """Simulate a job on preemptible machines: cost, runtime and deadlines met by each policy.
+    """Simulate a job on preemptible machines with each policy.
 
-    All policies face the same rates, prices and preemptions; the same seed gives the same result.
+    The result has each policy's cost, runtime and share of deadlines met. All policies face the
+    same rates, prices and preemptions; the same seed gives the same result.
     """
     check_size(asked)
     check_files(asked)
@@ -77,7 +82,7 @@ async def simulate_policies(
 
 @router.get("/provisioning/prices", responses=documented(404, 502))
 async def list_prices(service: Answering) -> PricesAnswer:
-    """List current prices of the market's pools, at most a few seconds old."""
+    """List current prices of the machines in each pool of the market, a few seconds old at most."""
     return await service.prices.now()
 
 
@@ -85,7 +90,10 @@ class ReplanBody(BaseModel, frozen=True, extra="forbid"):
     """Reason for a new plan."""
 
     reason: str = Field(
-        default="", max_length=500, description="Why.", examples=["the deadline moved"]
+        default="",
+        max_length=500,
+        description="Optional. Reason for the request, for the job's history.",
+        examples=["the deadline moved"],
     )
 
 
@@ -94,10 +102,10 @@ async def get_provisioning(
     service: Answering,
     job: JobName,
     limit: Annotated[
-        int, Query(ge=1, le=100, description="Plans of its history.", examples=[20])
+        int, Query(ge=1, le=100, description="Maximum number of plans in `plans`.", examples=[20])
     ] = 20,
 ) -> ProvisioningAnswer:
-    """Show the plan in force and its reason, earlier plans, estimates, and the cost so far."""
+    """Show a job's current plan and its reason, earlier plans, estimates, and the cost so far."""
     spec = service.job(job).spec
     if spec.provisioning is None or spec.policy is None:
         raise NotFoundError(not_provisioned(job))
@@ -118,7 +126,10 @@ async def replan_job(
     job: JobName,
     asked: Annotated[ReplanBody | None, strictly(ReplanBody | None), Body()] = None,
 ) -> ReplanAnswer:
-    """Request a new plan from the policy; its decision appears in the events and in the history."""
+    """Request a new plan for a job's machines.
+
+    The policy's decision appears later as a `plan` event and in the list of plans.
+    """
     record = service.job(job)
     follower = await service.followers.ready(job)
     with follower.view() as view:

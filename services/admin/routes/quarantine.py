@@ -31,7 +31,9 @@ class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
         ]
         | Literal["all"]
     ) = Field(
-        description="By name; all: every one for which it is possible.", examples=["all", [1042]]
+        description="Numbers of the batches, from the list of quarantined batches; or `all` for"
+        " every batch that can be requeued.",
+        examples=["all", [1042]],
     )
 
 
@@ -40,11 +42,21 @@ async def list_quarantine(
     service: Answering,
     job: JobName,
     after: Annotated[
-        int, Query(ge=-1, le=_MOST_OFFSET, description="Only batches above.", examples=[1042])
+        int,
+        Query(
+            ge=-1,
+            le=_MOST_OFFSET,
+            description="Optional. List only batches with a higher number than this; `next` of the"
+            " previous page. If unset, the first page.",
+            examples=[1042],
+        ),
     ] = -1,
     limit: Limit = 100,
 ) -> QuarantineAnswer:
-    """List quarantined batches, oldest first, with the reason and whether each can be requeued."""
+    """List a job's quarantined batches, oldest first.
+
+    Each has the reason for its quarantine, and why it cannot be requeued if that is so.
+    """
     record = service.job(job)
     found = await service.histories.run(lambda: Quarantine(service.log(), record.id).listed())
     page = [each for each in found if each.batch > after][: limit + 1]
@@ -59,10 +71,11 @@ async def requeue_batches(
     job: JobName,
     asked: Annotated[RequeueBody, strictly(RequeueBody), Body()],
 ) -> RequeueAnswer:
-    """Take poison batches out of quarantine so that they are trained once more, as if new.
+    """Take batches out of quarantine, so that the model is trained on them as if they were new.
 
-    Use this once the task or the data is fixed. A held job continues once it is wanted `running`.
-    If the answer is lost, repeat the request: batches that were requeued before stay as they are.
+    Use this after the task or the data is fixed. A held job continues only after it is resumed:
+    change `wanted` to `running`. If the response is lost, repeat the request; batches that are
+    already requeued stay as they are.
     """
     record = service.job(job)
     named = None if asked.batches == "all" else asked.batches

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 JobName: TypeAlias = Annotated[
     str,
     Path(
-        description="The job's name.",
+        description="Name of the job.",
         examples=["digits"],
         json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"},
     ),
 ]
 Limit: TypeAlias = Annotated[
-    int, Query(ge=1, le=500, description="How many at most.", examples=[100])
+    int, Query(ge=1, le=500, description="Maximum number of entries to return.", examples=[100])
 ]
 
 JOB: Final[dict[str, Any]] = {
@@ -124,7 +124,7 @@ def _job_in(body: bytes) -> tuple[str, Lines]:
     try:
         data, lines = load_lines(body.decode())
     except UnicodeDecodeError as error:
-        raise UserError(f"job file: is no text in UTF-8: {error}") from error
+        raise UserError(f"job file: must be UTF-8 text: {error}") from error
     return as_json(data), lines
 
 

@@ -53,16 +53,20 @@ async def come_back(
     issuer = _issuer(service)
     asked, _, verifier = kept.partition(".")
     if not code or not asked or not hmac.compare_digest(asked.encode(), state.encode()):
-        raise UserError("this browser did not begin to sign in, or long ago: open / and sign in")
+        raise UserError(
+            "this browser did not start this sign-in, or it has expired; open / and sign in again"
+        )
     token = await issuer.token(code, _back(request), verifier)
     person = await issuer.person(token)
     if person is None:
         raise UserError(
-            "the issuer's access token is not for this service: DOLL_OIDC_AUDIENCE and"
-            " DOLL_OIDC_SCOPE say what is asked for"
+            "the issuer's access token is not for this service; check DOLL_OIDC_AUDIENCE and"
+            " DOLL_OIDC_SCOPE"
         )
     if len(token) > _LARGEST:
-        raise UserError(f"the issuer's access token is larger than a cookie: {len(token)} bytes")
+        raise UserError(
+            f"the issuer's access token must have at most {_LARGEST} bytes, got {len(token)}"
+        )
     answer = RedirectResponse("/", 303, headers={"Cache-Control": "no-store"})
     _keep(answer, request, TOKEN_COOKIE, token, max(0, int(person.until_s - service.clock())))
     answer.delete_cookie(_COOKIE, path=router.prefix)
@@ -85,7 +89,7 @@ def _issuer(service: AdminService) -> Issuer:
         NotFoundError: If sign-in is not configured.
     """
     if service.issuer is None or not service.issuer.signs_in:
-        raise NotFoundError("nobody signs in here: DOLL_OIDC_CLIENT_ID is not set")
+        raise NotFoundError("sign-in is not available, because DOLL_OIDC_CLIENT_ID is not set")
     return service.issuer
 
 

@@ -29,13 +29,18 @@ def audit(
     job: JobName,
     *,
     as_json: AsJson = False,
-    last: Annotated[int, typer.Option(min=0, help="How many versions to show.")] = 10,
+    last: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of newest versions in the table; --json has all versions."
+        ),
+    ] = 10,
 ) -> None:
-    """Prove from Kafka alone that every record was used once, and show what built each version.
+    """Prove from Kafka alone that every record was used once, and show each version's records.
 
     Exits with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
-    5 if there is a gap, an overlap or a batch used twice, and with 6 if the topics no longer reach
-    back to the start of the job.
+    5 if there is a gap, an overlap or a batch used twice, and with 6 if Kafka no longer has the
+    first records of the job's own topics.
 
     Example: [bold]doll audit digits --last 5[/]
     """
@@ -54,8 +59,8 @@ def audit(
         start = log.bounds(Partition(topic, 0)).start
         if start > 0:
             typer.echo(
-                f"{job}: cannot be audited: {topic} begins at {start}, what came before is deleted"
-                " (keep both topics without retention)",
+                f"{job}: cannot be audited: the records of {topic} before offset {start} were"
+                " deleted; configure the topic without retention",
                 err=True,
             )
             raise typer.Exit(exits.AUDIT_INCOMPLETE)
@@ -95,16 +100,17 @@ def verdict(audit: Audit) -> str:
     """Return the result of the audit in one sentence."""
     if audit.flaws:
         return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
-    used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
+    used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each used once"
     if lost := audit.lost_records:
         used = f"{used}; trained, then lost: {lost:,} (Kafka lost them after they were used)"
     for restart in audit.restarts:
-        used = f"{used}; begun again at version 0: {restart.taken_back:,} updates were taken back"
+        used = f"{used}; restarted at version 0: {restart.taken_back:,} updates were rolled back"
     if expired := audit.expired_records:
         return (
-            f"not whole: expired: {expired:,} (deleted from Kafka before they were trained); {used}"
+            f"incomplete: {expired:,} records expired (deleted from Kafka before they were"
+            f" trained); {used}"
         )
-    return f"whole: {used}"
+    return f"complete: {used}"
 
 
 def draw(job: str, audit: Audit, last: int) -> Group:
@@ -126,17 +132,17 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         )
     sums = {
         "takeovers": max(0, audit.takeovers - 1),
-        "updates taken back": audit.taken_back,
+        "updates rolled back": audit.taken_back,
         "batches quarantined": len(audit.quarantined),
-        "batches taken back": len(audit.requeued),
+        "batches requeued": len(audit.requeued),
         "batches replayed": len(audit.replayed),
         "records skipped": audit.skipped,
         "records expired": audit.expired_records,
         "records trained, then lost": audit.lost_records,
-        "records claimed and not yet used": audit.unsettled,
+        "records claimed, not yet used": audit.unsettled,
     }
     if made:
-        sums["switches of synchronisation"] = audit.switches
+        sums["synchronisation switches"] = audit.switches
     lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
     quarantined = [
         Text(f"quarantined: batch {each.batch.offset}, {each.reason}", "yellow")
@@ -147,8 +153,8 @@ def draw(job: str, audit: Audit, last: int) -> Group:
     lost = [Text(f"trained, then lost: {span}", "yellow") for span in merged(audit.lost)]
     restarts = [
         Text(
-            f"begun again at version 0: epoch {each.epoch} took {each.taken_back:,} updates back"
-            f" ({each.loss or 'nobody was asked'})",
+            f"restarted at version 0: epoch {each.epoch} rolled back {each.taken_back:,} updates"
+            f" ({each.loss or 'without an operator request'})",
             "yellow",
         )
         for each in audit.restarts

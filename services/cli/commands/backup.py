@@ -13,7 +13,9 @@ import typer
 from common.errors import UserError
 from services.cli.system.outside import outside_of
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.", show_default=False)]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Path of the backup file.", show_default=False)
+]
 
 
 def backup(context: typer.Context, file: File) -> None:
@@ -27,7 +29,7 @@ def backup(context: typer.Context, file: File) -> None:
     from common.kafka.backup import back_up
 
     if not file.name or file.is_dir():
-        raise UserError(f"{file} is a folder: name a file")
+        raise UserError(f"{file}: is a folder; name a file")
     part = file.with_name(f"{file.name}.part")
     try:
         earlier = file.read_bytes() if file.exists() else b""
@@ -42,9 +44,9 @@ def backup(context: typer.Context, file: File) -> None:
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
     saved = " and ".join(f"{_counted(count)} of {topic}" for topic, count in counts.items())
-    typer.echo(f"{file} has {saved}")
+    typer.echo(f"saved to {file}: {saved}")
 
 
 def restore(
@@ -53,7 +55,11 @@ def restore(
     *,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace records of the same jobs and keys in Kafka."),
+        typer.Option(
+            "--replace",
+            help="Overwrite jobs and keys that Kafka has with other content. If unset, the restore"
+            " fails if there are any.",
+        ),
     ] = False,
 ) -> None:
     """Restore jobs and API keys from a backup after Kafka has lost them.
@@ -67,7 +73,7 @@ def restore(
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{file}: cannot be read: {error.strerror or error}") from error
     written, differing = restore_to(outside_of(context).open_log(), content, replace=replace)
     for topic, count in written.items():
         typer.echo(f"{topic}: {_counted(count)} restored")

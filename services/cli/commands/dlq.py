@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
 
 app = typer.Typer(
-    no_args_is_help=True, help="Look at dead letters, and put their records back to work."
+    no_args_is_help=True,
+    help="List records and batches that jobs could not use, and write them to a topic again.",
 )
 
 # Maximum number of reasons shown.
@@ -34,7 +35,7 @@ _SHOWN = 20
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Count the records that a job could not use, by stream and reason.
+    """Count the records and batches that a job could not use (dead letters), by topic and reason.
 
     Example: [bold]doll dlq show digits[/]
     """
@@ -47,36 +48,54 @@ def show(context: typer.Context, job: JobName) -> None:
         Console(soft_wrap=True).print(table)
     total = sum(each.records + each.batches for each in page.reasons)
     others = page.others
-    typer.echo(f"{total} dead letters" + (f", and {others} for rarer reasons" if others else ""))
+    typer.echo(
+        f"{total} dead letters" + (f", and {others} more for rarer reasons" if others else "")
+    )
 
 
 @app.command()
 def replay(  # noqa: PLR0913 -- each is an option of its own
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="The datastream.")],
+    topic: Annotated[str, typer.Argument(help="Datastream whose dead letters are replayed.")],
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Those whose reason contains this.")
+        str,
+        typer.Option(
+            metavar="TEXT", help="Replay only dead letters whose reason contains this text."
+        ),
     ] = "",
-    job: Annotated[str, typer.Option(help="Only letters of this job.")] = "",
-    to: Annotated[str, typer.Option(help="Where to. Default: the datastream itself.")] = "",
+    job: Annotated[
+        str,
+        typer.Option(help="Replay only dead letters of this job. Optional. If unset, of all jobs."),
+    ] = "",
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Topic to write the records to. Optional. If unset, the datastream itself."
+        ),
+    ] = "",
     *,
-    every: Annotated[bool, typer.Option("--all", help="Whatever the reason.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also what was written anew before, and failed again.")
+    every: Annotated[
+        bool, typer.Option("--all", help="Replay dead letters with any reason.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Include records that were replayed before and failed again."),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be replayed, without writing anything."),
+    ] = False,
 ) -> None:
-    """Write unusable records to a topic again, for all of its readers.
+    """Write the records of dead letters to a topic again, for all readers of the topic.
 
-    They become new records with their keys and headers, and a header `replayed_from` with the
+    They become new records with the same keys and headers, and a header `replayed_from` with the
     original address. Each is written once; if the command is interrupted, run it again to write the
-    rest. The quarantine of batches is made final first, so that `doll job requeue` cannot train
-    them, too.
+    rest. `doll job requeue` can no longer train replayed batches.
 
     Example: [bold]doll dlq replay clinic-a --reason "label: is missing" --dry-run[/]
     """
     if bool(reason) == every:
-        raise UserError("say which: --reason TEXT, or --all")
+        raise UserError("give either --reason TEXT or --all")
     from common.jobs.changes import local_user
     from common.jobs.operations import JobOperations
     from common.jobs.quarantine import Quarantine
@@ -86,12 +105,12 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
     to = to or stream
     if to.endswith(".dlq"):
-        raise UserError(f"--to: {to} is for dead letters")
+        raise UserError(f"--to: must not be a topic of dead letters, got {to}")
     log.partitions(to)
     if dry_run:
         chosen = _chosen(read_of(read_dead_letters(log, stream), log, job), reason, to)
         batches = sum(each.is_batch for each in chosen)
-        typer.echo(f"without --dry-run: {len(chosen) - batches} records and {batches} batches")
+        typer.echo(f"would be replayed: {len(chosen) - batches} records and {batches} batches")
         return
     # The replayer comes before the read, because it fences other writers.
     with closing(Replayer(log, local_user().name)) as replayer:
@@ -108,7 +127,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
             # The batches of a purged job are unknown.
             if not _is_there(JobOperations(log), name):
                 if purged := sum(each.job == name for each in left):
-                    typer.echo(f"{purged} batches of a job that was purged are left out")
+                    typer.echo(f"not replayed: {purged} batches of a purged job")
                 continue
             quarantine = Quarantine(log, name)
             begun = [each for each in quarantine.replayed() if _is_of(left, name, each)]
@@ -118,9 +137,14 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     _note(JobOperations(log), chosen if written else (), f"dead letters of {stream} to {to}")
     typer.echo(f"{written} records were written to {to}")
     if came_back:
-        typer.echo(f"{came_back} had been before, and failed again: --again writes those, too")
+        typer.echo(
+            f"not written: {came_back} records that were replayed before and failed again; add"
+            " --again"
+        )
     if cut:
-        typer.echo(f"{cut} are gone, and their letters do not have the whole of them")
+        typer.echo(
+            f"not written: {cut} records that Kafka deleted and whose dead letters are truncated"
+        )
 
 
 def read_of(read: DeadLettersRead, log: Log, job: str) -> DeadLettersRead:

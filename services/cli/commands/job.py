@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and s
 _EVERY_S = 0.5
 # Seconds without an answer after which the command prints why it waits.
 _PATIENCE_S = 2.0
-_CHECKING = "waiting for the check of the job: its task is built for that, for up to 60 s"
+_CHECKING = "waiting: the service builds the job's task to check it, for up to 60 s"
 _WORDS: dict[Wanted, str] = {
     "running": "is resumed",
     "paused": "is paused",
@@ -46,30 +46,32 @@ _WORDS: dict[Wanted, str] = {
 }
 
 
-Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
+Reason = Annotated[str, typer.Option(help="Reason for the change, recorded in the job's history.")]
 
 
 @app.command()
 def submit(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help="The job as YAML or JSON; - reads standard input.")],
+    file: Annotated[str, typer.Argument(help="Job file in YAML or JSON; - reads standard input.")],
     source: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="JOB[@VERSION]",
-            help="Begin with another job's checkpoint: the newest, @best, or one @NUMBER.",
+            help="Start with the weights of another job's checkpoint: JOB for the newest, JOB@best"
+            " for the one with the lowest loss, JOB@NUMBER for that version. Optional. If unset,"
+            " the job starts from new weights.",
         ),
     ] = "",
     *,
     unchecked: Annotated[
         bool,
-        typer.Option("--unchecked", help="Do not build the job's own task to check it."),
+        typer.Option("--unchecked", help="Skip the check that builds the job's own task."),
     ] = False,
 ) -> None:
-    """Check and submit a job; a coordinator then leads it.
+    """Check and submit a job; a running coordinator then starts it.
 
-    The check builds the job's own task, which takes up to 60 s.
+    If the job has a task of its own, the check builds it, which takes up to 60 s.
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
@@ -83,7 +85,7 @@ def submit(
         waiting.cancel()
     typer.echo(
         f"job {job.id} submitted: {len(job.first)} partitions of {', '.join(job.spec.streams)},"
-        f" from {job.spec.start_at} on"
+        f" starting at {job.spec.start_at}"
     )
     if job.beginning:
         typer.echo(job.beginning)
@@ -94,10 +96,11 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all jobs with state, lag, and counts of data that was not used or was lost.
+    """List all jobs with their state, lag, and counts of unused and lost data.
 
-    Lag, skipped, expired and lost count records; quarantined counts batches. Lost records were
-    trained before Kafka lost them. "-" means unknown.
+    Lag is the number of records that wait for training. Skipped records do not decode; expired
+    ones were deleted by Kafka before they were trained; lost ones were trained before Kafka lost
+    them. Quarantined counts batches that were given up. "-" means unknown, "+" at least.
 
     Example: [bold]doll job list[/]
     """
@@ -145,7 +148,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 def show(context: typer.Context, job: JobName) -> None:
     """Show a job as JSON: its specification with all defaults, its state and its progress.
 
-    Standard error has the reason why a job is held, with the traceback, or why a running job waits.
+    Prints to standard error why a job is held, with the traceback, or why a running job waits.
 
     Example: [bold]doll job show digits[/]
     """
@@ -160,7 +163,7 @@ def show(context: typer.Context, job: JobName) -> None:
 
 @app.command()
 def pause(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Pause a job; its records wait in Kafka until `resume`.
+    """Pause a job; its records wait in Kafka until `doll job resume`.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
     """
@@ -175,33 +178,36 @@ def resume(
         bool,
         typer.Option(
             "--after-loss",
-            help="Kafka lost records: continue from the best snapshot that the job's own topics"
-            " still cover; read a stream from where it was cut. A checkpoint is missing: continue"
-            " from the newest one that is there.",
+            help="Accept that data is lost. If Kafka lost records, continue from the best snapshot"
+            " that the job's own topics still cover, and read a cut stream from where it now"
+            " begins. If a checkpoint is missing, continue from the newest existing one.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag
         bool,
-        typer.Option("--from-start", help="With --after-loss: accept version 0 if none is left."),
+        typer.Option(
+            "--from-start", help="With --after-loss: restart from version 0 if no snapshot is left."
+        ),
     ] = False,
     read_from: Annotated[
         Literal["earliest", "latest"] | None,
         typer.Option(
             "--from",
-            help="A stream's topic was deleted and recreated: read the new one from its"
-            " beginning, or only what comes from now on. Implies --after-loss.",
+            help="If a stream's topic was deleted and created again: read the new topic from its"
+            " beginning (earliest), or only records that arrive from now on (latest). Implies"
+            " --after-loss. Optional. If unset, the job stays held in this case.",
         ),
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Resume a paused, stopped or held job at exactly the same point.
+    """Resume a paused, stopped or held job exactly where it stopped.
 
-    The reason of a held job says which options to give and what will be lost.
+    `doll job show` prints why a job is held, which options to give, and what will be lost.
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
     if from_start and not (after_loss or read_from):
-        raise UserError("--from-start goes with --after-loss")
+        raise UserError("--from-start: needs --after-loss")
     lost: dict[str, object] = {}
     if after_loss or read_from:
         lost = {"after_loss": True, "from_start": from_start}
@@ -211,9 +217,9 @@ def resume(
 
 @app.command()
 def stop(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Stop a job after a last checkpoint; its workers are freed, its model and its audit stay.
+    """Stop a job after a last checkpoint, and free its workers; its model and audit trail stay.
 
-    A job that has finished stays as it is.
+    A job that has finished does not change. `doll job resume` continues a stopped job.
 
     Example: [bold]doll job stop digits[/]
     """
@@ -225,40 +231,60 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
     job: JobName,
     deadline: Annotated[
-        str | None, typer.Option(metavar="SECONDS|none", help="From submission on.")
+        str | None,
+        typer.Option(
+            metavar="SECONDS|none",
+            help="Deadline in seconds after the submission; none removes it.",
+        ),
     ] = None,
-    group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Number of batches per update (K).")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Number of records per batch (b).")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of the optimizer.")
+    ] = None,
     synchronisation: Annotated[
         str | None,
         typer.Option(
             metavar="MODE|BLOCK|none",
-            help='A mode, or the block as in a job file: "{mode: averaging, local_rate: 0.1}".',
+            help="Synchronisation between workers: a mode, or the block `synchronisation` of a job"
+            ' file, such as "{mode: averaging, local_rate: 0.1}"; none restores the default.',
         ),
     ] = None,
     compression: Annotated[
         str | None,
-        typer.Option(metavar="BLOCK|none", help='As in a job file: "{significance: 1.5}".'),
+        typer.Option(
+            metavar="BLOCK|none",
+            help="Limit on the model changes that are sent to workers: the block `compression` of a"
+            ' job file, such as "{significance: 1.5}"; none sends all changes.',
+        ),
     ] = None,
     tuner: Annotated[
         str | None,
-        typer.Option(metavar="BLOCK|none", help='As in a job file: "{group_size: [2, 24]}".'),
+        typer.Option(
+            metavar="BLOCK|none",
+            help="Settings to tune from measurements: the block `tuner` of a job file, such as"
+            ' "{group_size: [2, 24]}"; none turns tuning off.',
+        ),
     ] = None,
     aggregation: Annotated[
         str | None,
         typer.Option(
             metavar="MODE|BLOCK|none",
-            help='A mode, or the block as in a job file: "{mode: group, layout: slices}".',
+            help="Which processes sum gradients and hold the weights: a mode, or the block"
+            ' `aggregation` of a job file, such as "{mode: group, layout: slices}"; none restores'
+            " the default.",
         ),
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
+    """Change settings of a job, such as K or the deadline; they apply from its next update on.
 
-    A new b takes effect at each worker's next batch. A block replaces the whole previous block.
-    With sgd or momentum of the mean, the learning rate changes in proportion to K, unless one is
-    given. If --aggregation moves the weights to other processes, they are stored first.
+    The job may be running or not. A new b takes effect at each worker's next batch. A block
+    replaces the whole previous block. With the optimizers sgd and momentum of the mean, the
+    learning rate changes in proportion to K, unless --learning-rate is given. If --aggregation
+    moves the weights to other processes, the weights are stored first.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
 
@@ -288,7 +314,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     before = service.job(job).revision
     found = service.change(job, reason, **changed)
     if found.revision == before:
-        typer.echo(f"job {job} has these settings already: nothing was changed")
+        typer.echo(f"job {job} already has these settings; nothing was changed")
         return
     differs = found.changes[-1].changed
     differences = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
@@ -306,52 +332,54 @@ def delete(
         bool,
         typer.Option(
             "--purge",
-            help="Remove its topics, keys and files for good, and make its name free. It may be"
-            " given again, also of a job that was deleted without it.",
+            help="Remove the job's topics, keys in Redis and files for good, so that its name can"
+            " be used again. May be repeated, and works for jobs that were deleted before.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --purge: do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --purge: do not ask for confirmation.")
+    ] = False,
 ) -> None:
-    """Delete a stopped job; its history in Kafka and its checkpoints stay, and keep its name.
+    """Delete a stopped job from the list; without --purge, its topics and checkpoints stay.
 
     Example: [bold]doll job delete digits[/]
     """
     service = service_of(context)
     if not purge:
         if yes:
-            raise UserError("--yes goes with --purge")
+            raise UserError("--yes: needs --purge")
         service.delete(job)
         typer.echo(
-            f"job {job} is deleted: its topics in Kafka and its checkpoints stay, and its name is"
-            " taken"
+            f"job {job} is deleted; its topics in Kafka and its checkpoints stay, and no new job"
+            " can use its name"
         )
         return
     if not yes:
         _list_remains("would be removed", service.remains(job))
-        typer.confirm(f"Remove all of this, and make the name {job} free?", abort=True)
+        typer.confirm(f"Remove all of this, so that the name {job} can be used again?", abort=True)
     removed = service.purge(job)
-    typer.echo(f"the name {job} is free")
+    typer.echo(f"the name {job} can be used again")
     _list_remains("removed", removed)
     if removed.kept:
-        typer.echo("give the same command again to remove the rest")
+        typer.echo("run the same command again to remove the rest")
 
 
 def _list_remains(done: str, remains: RemainsAnswer) -> None:
     for topic, records in remains.topics.items():
         typer.echo(f"{done}: topic {topic}, {records:,} records")
     typer.echo(f"{done}: {remains.files:,} files in object storage")
-    typer.echo(f"{done}: its keys in Redis and its consumer group")
+    typer.echo(f"{done}: the job's keys in Redis and its consumer group")
     for why in remains.kept:
         typer.echo(f"not removed: {why}")
-    typer.echo("stays: dead letters, in the topics of their streams (.dlq)")
+    typer.echo("kept: dead letters, in the .dlq topics of the streams")
 
 
 @app.command()
 def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print events of a job (updates, workers, machines, plans, drift) until Ctrl-C.
 
-    Starts with all changes of the job so far and who made them. With --json, prints each event in
-    one line with all its data; the data of `job` has all changes.
+    First prints all changes of the job so far and who made them. With --json, prints one line per
+    event with all its data; the data of `job` events has all changes.
 
     Example: [bold]doll job events digits[/]
     """
@@ -377,9 +405,9 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
 def logs(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print decisions about a job: changes, leaders, quarantined batches, evaluations, drift.
 
-    Changes come from the job's record and say who made them. The rest comes from the complete audit
-    trail in Kafka, without records that do not count. `doll audit` has the updates. With --json,
-    prints each record in one line.
+    Changes come from the job's record and name who made them. The rest comes from the audit trail
+    in Kafka, without records of deposed leaders. `doll audit` shows the updates. With --json,
+    prints one line per record.
 
     Example: [bold]doll job logs digits[/]
     """
@@ -417,7 +445,9 @@ def watch(
     context: typer.Context,
     job: JobName,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the current state once and exit.")
+    ] = False,
 ) -> None:
     """Watch a job live (updates, loss, metrics, records/s, workers, lag) until Ctrl-C.
 
@@ -454,7 +484,7 @@ app.command()(replay)
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str, **lost: object) -> None:
     found = service_of(context).change(job, reason, wanted=wanted, **lost)
     if wanted == "stopped" and found.state == "finished":
-        typer.echo(f"job {job} has finished and stays as it is: {found.reason}")
+        typer.echo(f"job {job} has finished and does not change: {found.reason}")
     else:
         typer.echo(f"job {job} {_WORDS[wanted]}: {found.reason}")
 
@@ -498,7 +528,7 @@ def _read(file: str) -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise UserError(f"-: cannot be read as text: {error}") from error
+        raise UserError(f"standard input: cannot be read as text: {error}") from error
 
 
 def _render(job: str, picture: Picture) -> Group:

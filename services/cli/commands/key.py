@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys of the admin service.")
 
-Name = Annotated[str, typer.Argument(help="The key's name; not secret.")]
+Name = Annotated[str, typer.Argument(help="Name of the key; the name is not secret.")]
 
 
 @app.command()
@@ -28,11 +28,14 @@ def create(
     context: typer.Context,
     name: Name,
     role: Annotated[
-        Literal["viewer", "operator"], typer.Option(help="viewer: read; operator: change, too.")
+        Literal["viewer", "operator"],
+        typer.Option(help="viewer may read; operator may also change jobs."),
     ],
-    note: Annotated[str, typer.Option(help="Who holds it and why.")] = "",
+    note: Annotated[
+        str, typer.Option(help="Note for people, such as who holds the key and why.")
+    ] = "",
 ) -> None:
-    """Create a key and print it once; only its hash is stored.
+    """Create an API key and print it once; DOLL stores only its hash.
 
     Standard output has only the key, for scripts.
 
@@ -43,14 +46,14 @@ def create(
     typer.echo(key)
     typer.echo(
         f'key "{record.name}", {record.role}: send it as `Authorization: Bearer KEY`. It cannot be'
-        f" shown again; `doll key revoke {record.name}` makes it invalid",
+        f" shown again; `doll key revoke {record.name}` revokes it",
         err=True,
     )
 
 
 @app.command("list")
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all keys by name, with who created and revoked them; never a key or its hash.
+    """List the names of all API keys, and who created and revoked them; never a key or its hash.
 
     Example: [bold]doll key list[/]
     """
@@ -65,7 +68,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(listed, indent=2))
         return
     if not keys:
-        typer.echo("no keys yet; make one with `doll key create NAME --role viewer`")
+        typer.echo("no keys yet; create one with `doll key create NAME --role viewer`")
         return
     # Names are for copying, so a narrow terminal must not cut them.
     name_width = max(map(len, keys))
@@ -83,7 +86,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(context: typer.Context, name: Name) -> None:
-    """Revoke a key for good; admin services refuse it within seconds.
+    """Revoke an API key for good; admin services refuse it within seconds.
 
     Example: [bold]doll key revoke page[/]
     """

@@ -29,13 +29,17 @@ app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 def pull(
     context: typer.Context,
     job: JobName,
-    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.safetensors")],
-    version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write, ending with .safetensors.")
+    ],
+    version: Annotated[
+        str, typer.Option(help="Version to write: a number, newest or best.")
+    ] = "newest",
 ) -> None:
     """Write a model's weights to a file that `safetensors.torch.load_file` reads.
 
-    The version comes from a checkpoint or a hot snapshot, and must be part of the audited history.
-    `best` is the version with the lowest mean loss over its last updates.
+    The version must be stored in a checkpoint or a hot snapshot: see `doll model list`. `best` is
+    the version with the lowest mean loss over its last updates.
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
@@ -50,7 +54,7 @@ def pull(
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error}") from error
     typer.echo(
-        f"{job} version {model.version} (made by leader {model.epoch}): {output},"
+        f"{job} version {model.version} (by the leader of epoch {model.epoch}): {output},"
         f" {len(model.data):,} B"
     )
 
@@ -58,13 +62,15 @@ def pull(
 @app.command()
 def export(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="FILE.safetensors, of `doll model pull`.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.pt2 or FILE.onnx")],
+    file: Annotated[Path, typer.Argument(help="File written by `doll model pull`.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write, ending with .pt2 or .onnx.")
+    ],
 ) -> None:
-    """Write a model as a program that needs no code of the task, with `torch.export` or as ONNX.
+    """Export a model as a program that runs without the task's code (`torch.export` or ONNX).
 
-    Its inputs are the fields that the task's `forward` reads, in the order of the job file, for any
-    number of records. Its metadata describes the model. A separate process makes the file.
+    The program's inputs are the fields that the task's `forward` reads, in the order of the job
+    file, for any number of records. Its metadata describes the model.
 
     Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """
@@ -82,9 +88,9 @@ def export(
 
 @app.command("list")
 def list_versions(context: typer.Context, job: JobName) -> None:
-    """List the versions of the audited history whose weights are kept, newest first.
+    """List the versions of a job's model whose weights are stored, newest first.
 
-    `loss` is the mean over a version's last updates; the lowest is `best`.
+    `loss` is the mean over a version's last updates; `best` is the version with the lowest loss.
 
     Example: [bold]doll model list digits[/]
     """
@@ -101,18 +107,18 @@ def list_versions(context: typer.Context, job: JobName) -> None:
     if answer.versions:
         tables.show(table)
     else:
-        typer.echo(f"no version of {job} is kept yet")
+        typer.echo(f"no version of {job} is stored yet")
 
 
 def _check_output(path: Path) -> None:
     """Refuse a file that cannot be written here."""
     if path.suffix not in _SUFFIXES:
-        raise UserError(f"{path}: the name must end with {' or '.join(_SUFFIXES)}")
+        raise UserError(f"--output: must end with {' or '.join(_SUFFIXES)}, got {path}")
     if not path.parent.is_dir():
         raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
     if path.suffix == ".onnx" and find_spec("onnxscript") is None:
         raise UserError(
-            "what writes ONNX is not installed here: `pip install 'doll[export]'`, or export .pt2"
+            "the ONNX exporter is not installed; run `pip install 'doll[export]'`, or export .pt2"
         )
 
 
@@ -127,5 +133,7 @@ def _export_apart(model: bytes, path: Path, allowed: Collection[str]) -> None:
         command, input=model, capture_output=True, check=False, env=environment
     )
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended"]
+        words = done.stderr.decode(errors="replace").strip().splitlines() or [
+            "the export process failed without a message"
+        ]
         raise UserError(words[-1])

@@ -91,8 +91,8 @@ class Rows:
         below = self._system.get_file_info(fs.FileSelector(path, recursive=True))
         if any(_TABLE.search(each.path) for each in below):
             raise UserError(
-                f"{path}: is a Delta or Iceberg table, of which not every file counts: write its"
-                " rows to Parquet files of their own, and send those"
+                f"{path}: is a Delta or Iceberg table, whose folder may also have outdated files;"
+                " export its rows to plain Parquet files, and send those"
             )
         return sorted(each.path for each in below if each.path.endswith(".parquet"))
 
@@ -151,8 +151,8 @@ class OnceWriter:
         progress = msgspec.json.decode(notes[-1])
         if progress["digest"] != self._digest:
             raise ConflictError(
-                f"{source} has other files, rows or columns than when {progress['rows']:,}"
-                f" of its rows were sent to {self._topic}: send to another topic"
+                f"{source}: has other files, rows or columns than when {progress['rows']:,}"
+                f" of its rows were sent to {self._topic}; send to another topic"
             )
         return int(progress["rows"])
 

@@ -44,37 +44,51 @@ _OPTIONS = {
 def plan(  # noqa: PLR0913 -- the options of a command
     context: typer.Context,
     *,
-    workers: Annotated[int | None, typer.Option(help="N, all of the same --rate.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Of each worker, records per second.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers (N), all with the same --rate.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Records per second that arrive at each worker.")
+    ] = None,
     rates: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A rate per worker instead: one on each line.",
+            help="File with one worker's records per second on each line, instead of --workers and"
+            " --rate.",
         ),
     ] = None,
     job: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Take K, b, and the updates and time that are left from this job, and rates"
-            " from what arrived lately; other options override it.",
+            help="Take K, b, the remaining updates and the remaining time from this job, and the"
+            " rates from its recent arrivals. Other options override these values.",
         ),
     ] = "",
-    group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
-    updates: Annotated[float | None, typer.Option(help="J, those that are left.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds that are left.")] = None,
-    availability: Annotated[
-        float | None, typer.Option(help="Share of the time that a spot machine is there, 0 to 1.")
+    group_size: Annotated[
+        int | None, typer.Option(help="Number of batches per update (K).")
     ] = None,
-    spot_price: Annotated[float | None, typer.Option(help="USD per hour.")] = None,
-    on_demand_price: Annotated[float | None, typer.Option(help="USD per hour.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Number of records per batch (b).")] = None,
+    updates: Annotated[
+        float | None, typer.Option(help="Number of updates left to make (J).")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds left until the deadline.")] = None,
+    availability: Annotated[
+        float | None,
+        typer.Option(help="Share of the time that a spot machine is available, 0 to 1."),
+    ] = None,
+    spot_price: Annotated[
+        float | None, typer.Option(help="Price of a spot machine, in US dollars per hour.")
+    ] = None,
+    on_demand_price: Annotated[
+        float | None, typer.Option(help="Price of an on-demand machine, in US dollars per hour.")
+    ] = None,
     cycle: Annotated[
         float | None,
         typer.Option(
-            help="Mean seconds from one preemption of a machine to its next: the probability of"
-            " meeting the deadline depends on it.",
+            help="Mean time in seconds between two preemptions of a spot machine. The probability"
+            " of meeting the deadline depends on it.",
             show_default="1000",
         ),
     ] = None,
@@ -82,48 +96,51 @@ def plan(  # noqa: PLR0913 -- the options of a command
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A market file instead of --availability, --cycle and both prices: the plan is of"
-            " the cheapest of its spot pools; of recorded prices the mean counts.",
+            help="Market file to read prices and availability from, instead of --availability,"
+            " --cycle and both prices. Plans for its cheapest spot pool, with the mean of recorded"
+            " prices.",
         ),
     ] = None,
     traces: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Recorded availability instead of --availability and --cycle: a file for each pool"
-            " of --market, or each file a pool at --spot-price.",
+            help="Folder of recorded availability, instead of --availability and --cycle. With"
+            " --market, it has one file per pool; without, each file is a pool at --spot-price.",
         ),
     ] = None,
     update_mb: Annotated[
         float | None,
         typer.Option(
-            help="Megabytes that a machine sends and receives for an update, for pools of --market"
-            " with a price of transfer."
+            help="Megabytes that a machine sends and receives per update. Used for pools of"
+            " --market that charge for transfer."
         ),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="bidbrain",
-            help="Say what bidbrain would bid now, at what machines of --market cost last, to work"
-            " off a backlog with --workers machines at most: no rates, but --gradient.",
+            help="Print the bids of the policy bidbrain at the latest prices of --market, for a"
+            " backlog and at most --workers machines. Needs --gradient instead of rates. Optional."
+            " If unset, plan with the paper's method.",
         ),
     ] = None,
     gradient: Annotated[
-        float | None, typer.Option(help="bidbrain: mean seconds of one gradient on demand.")
+        float | None,
+        typer.Option(help="With --policy bidbrain: mean seconds per gradient on demand."),
     ] = None,
     probability: Annotated[
         float | None,
-        typer.Option(help="Meet the deadline with this probability, not only on average."),
+        typer.Option(help="Meet the deadline with this probability, 0 to 1. If unset, on average."),
     ] = None,
     spot: Annotated[
-        int | None, typer.Option(help="Evaluate this number of spot workers instead.")
+        int | None, typer.Option(help="Evaluate this number of spot workers instead of planning.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
-    If no mix meets it, `feasible` is false, but the exit status is 0.
+    If no mix meets the deadline, `feasible` is false in the output; the exit status is still 0.
 
     Example: [bold]doll plan --workers 64 --rate 125 --group-size 20 --batch-size 256
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158
@@ -207,7 +224,7 @@ def _only(market: Path | None, **options: float | None) -> None:
     for name in says:
         if options[name] is not None:
             option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option}: {said} says it: leave one of both out")
+            raise UserError(f"{option}: conflicts with {said}, which gives this value; remove one")
 
 
 def _option_of(path: str) -> str:
@@ -233,7 +250,9 @@ def read_rates(path: Path) -> list[float]:
         try:
             rates.append(float(line))
         except ValueError as error:
-            raise UserError(f"--rates: {path}, line {number}: no rate in {line!r}") from error
+            raise UserError(
+                f"--rates: {path}, line {number}: must be a number, got {line!r}"
+            ) from error
     return rates
 
 
@@ -261,7 +280,7 @@ def draw(plan: PlanAnswer) -> Group:
         "cost": f"{_usd(plan.expected_cost_usd)}, {_percent(plan.cost_ratio_to_on_demand)} of"
         f" {_usd(plan.on_demand_only_usd)} on demand only",
         "runtime": f"{_seconds(plan.expected_runtime_s)} on average; the deadline is"
-        f" {_seconds(plan.deadline_s)}, undisturbed (theta_0) it takes"
+        f" {_seconds(plan.deadline_s)}, without preemptions (theta_0) it takes"
         f" {_seconds(plan.undisturbed_s)}",
         "in time": f"with probability {_percent(plan.deadline_probability)}, if a spot"
         f" machine is preempted every {_seconds(plan.cycle_s)}",
@@ -271,11 +290,11 @@ def draw(plan: PlanAnswer) -> Group:
     if plan.bids:
         for name in ("spot workers", "in time", "limited by"):
             del rows[name]
-        rows["plan"] = f"{plan.spot} machines under bids, {plan.on_demand} on demand"
+        rows["plan"] = f"bids for {plan.spot} spot machines, {plan.on_demand} on demand"
     if not plan.feasible:
-        rows = {"feasible": "no; what comes nearest:" if not plan.spot else "no", **rows}
+        rows = {"feasible": "no; the closest plan is:" if not plan.spot else "no", **rows}
     if plan.pools:
-        rows["plan"] += f", of pool {plan.pool}"
+        rows["plan"] += f", spot pool {plan.pool}"
     for name, value in rows.items():
         table.add_row(name, Text(value, "bold red" if name == "feasible" else ""))
     shown: list[Table | Text] = [table, Text()]
@@ -289,7 +308,7 @@ def draw(plan: PlanAnswer) -> Group:
 def _pools(plan: PlanAnswer) -> Table:
     """Draw the plan of each pool of spot machines."""
     table = Table(Column("pool", no_wrap=True), box=None)
-    for head in ("$/h", "there", "cycle", "N_s", "runtime", "in time", "cost"):
+    for head in ("$/h", "available", "cycle", "N_s", "runtime", "in time", "cost"):
         table.add_column(head, justify="right")
     for one in plan.pools:
         table.add_row(
@@ -322,7 +341,7 @@ def _which(plan: PlanAnswer) -> str:
     parts = [names[index] for index in workers] if names else ranges(workers)
     if not parts:
         return "none"
-    more = "" if len(parts) <= _RANGES else ", ... (all of them: --json)"
+    more = "" if len(parts) <= _RANGES else ", ... (--json has all)"
     return ", ".join(parts[:_RANGES]) + more
 
 
@@ -357,15 +376,15 @@ def _curve(plan: PlanAnswer, curve: CurveAnswer) -> Table:
 
 def _usd(usd: float | None) -> str:
     if usd is None:
-        return "never done"
+        return "never finishes"
     return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.3g}"
 
 
 def _seconds(seconds: float | None) -> str:
     if seconds is None:
-        return "for ever"
+        return "never"
     return f"{seconds:,.0f} s" if seconds >= 100 or not seconds else f"{seconds:.3g} s"
 
 
 def _percent(share: float | None) -> str:
-    return "infinitely much" if share is None else f"{100 * share:.2f} %"
+    return "infinite" if share is None else f"{100 * share:.2f} %"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from services.cli.commands.producing import ArrivalSchedule
 
 _FLUSH_S = 30.0
-_PROPOSED = "doll topic describe {}: proposes how a job reads them"
+_PROPOSED = "run `doll topic describe {}` for a job file that reads these records"
 
 
 def produce(  # noqa: PLR0913 -- the options of a command
@@ -31,51 +31,94 @@ def produce(  # noqa: PLR0913 -- the options of a command
     source: Annotated[
         str,
         typer.Argument(
-            help="`digits`; a .csv, .npz, IDX, CIFAR or .parquet file; a folder of those, s3://."
+            help="Data set: `digits` (built in), a .csv, .npz, IDX, CIFAR or .parquet file, or a"
+            " local or s3:// folder of Parquet files."
         ),
     ],
     *,
-    topic: Annotated[str, typer.Option(help="Topic to write to.")],
-    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
+    topic: Annotated[str, typer.Option(help="Topic to write the records to.")],
+    rate: Annotated[
+        float, typer.Option(min=0, help="Records to send per second; 0 for no limit.")
+    ] = 0,
     poisson: Annotated[
-        bool, typer.Option("--poisson", help="Random arrivals instead of evenly spaced ones.")
+        bool,
+        typer.Option(
+            "--poisson", help="Send at random (Poisson) times instead of evenly spaced ones."
+        ),
     ] = False,
-    records: Annotated[int, typer.Option(min=0, help="Stop after this many records; 0: all.")] = 0,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Start again at the end.")] = False,
-    in_order: Annotated[bool, typer.Option("--in-order", help="Do not shuffle.")] = False,
-    warp: Annotated[bool, typer.Option("--warp", help="Warp each image at random.")] = False,
+    records: Annotated[
+        int, typer.Option(min=0, help="Stop after this many records; 0 sends all.")
+    ] = 0,
+    repeat: Annotated[
+        bool,
+        typer.Option("--repeat", help="Repeat the data set until --records are sent, or Ctrl-C."),
+    ] = False,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order", help="Send the records in the order of the source; do not shuffle."
+        ),
+    ] = False,
+    warp: Annotated[
+        bool, typer.Option("--warp", help="Distort each image at random, for more variety.")
+    ] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="digits: the test set, which nothing trains on.")
+        bool,
+        typer.Option(
+            "--held-out", help="With `digits`: send the test set instead of the training set."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of order, warps and arrivals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed for order, distortions and arrival times.")
+    ] = 0,
     create_partitions: Annotated[
-        int, typer.Option(min=0, help="Create a missing topic with this many partitions.")
+        int,
+        typer.Option(
+            min=0,
+            help="If the topic does not exist, create it with this many partitions; 0"
+            " reports an error instead.",
+        ),
     ] = 0,
     codec: Annotated[
-        str, typer.Option(help="tensor or json.", show_default="tensor; of Parquet json")
+        str,
+        typer.Option(
+            help="Encoding of the records: tensor (binary) or json.",
+            show_default="tensor; json for Parquet",
+        ),
     ] = "",
     label: Annotated[
-        str, typer.Option(help="CSV: the label's column.", show_default="the last")
+        str, typer.Option(help="CSV only: name of the label's column.", show_default="the last")
     ] = "",
     leave_out: Annotated[
-        list[str] | None, typer.Option(help="CSV, Parquet: a column to leave out; repeatable.")
+        list[str] | None,
+        typer.Option(help="CSV and Parquet only: column to leave out. Repeatable."),
     ] = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="CSV: each row as it is, a JSON object by the header.")
+        bool,
+        typer.Option(
+            "--rows", help="CSV only: send each row as a JSON object with the header's names."
+        ),
     ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="--rows: columns, such as `C*`, of texts even where a cell is a number."),
+        typer.Option(
+            help="With --rows: columns to send as text even if a cell is a number; a name or a"
+            " pattern such as `C*`. Repeatable."
+        ),
     ] = None,
-    job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
+    job: Annotated[str, typer.Option(help="Job whose backlog --max-lag limits.")] = "",
     max_lag: Annotated[
-        int, typer.Option(min=0, help="Pause while --job is this many records behind.")
+        int,
+        typer.Option(
+            min=0,
+            help="Pause while --job has this many unsettled records in the topic; 0 never pauses.",
+        ),
     ] = 0,
 ) -> None:
-    """Send a data set to a topic, once or forever; after a stall it catches up with the rate.
+    """Send a data set to a topic, once or forever; after a stall, it catches up with --rate.
 
-    Rows of Parquet are sent as JSON objects, in order and each once. If the command is interrupted,
-    run it again to send the rest.
+    Rows of Parquet are sent as JSON objects, in order and each exactly once. If the command is
+    interrupted, run it again to send the rest.
 
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]
@@ -87,13 +130,17 @@ def produce(  # noqa: PLR0913 -- the options of a command
     from services.cli.commands.producing import ArrivalSchedule, BacklogLimit, unbounded
 
     if bool(job) != bool(max_lag):
-        raise UserError("--job and --max-lag go together")
+        raise UserError("--job, --max-lag: give both or neither")
     order, arrivals = np.random.default_rng(seed).spawn(2)
     outside = outside_of(context)
     table: Rows | None = None
     if sources.is_parquet(source):
         if repeat or warp or held_out or label or codec not in {"", "json"}:
-            raise UserError(f"{source}: rows of Parquet are sent as they are, as JSON, and once")
+            raise UserError(
+                f"{source}: Parquet rows are sent as JSON, unchanged and once; remove --repeat,"
+                " --warp,"
+                " --held-out, --label and --codec"
+            )
         table = _rows_of(source, leave_out or [])
         stream, here, fields = table.stream(0), table.count, _PROPOSED.format(topic)
     else:
@@ -122,8 +169,8 @@ def produce(  # noqa: PLR0913 -- the options of a command
     say(fields)
     total = records or None if repeat else min(records or here, here)
     if not repeat and records > here:
-        again = "--repeat starts again at the end"
-        say(f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}")
+        again = "add --repeat to send them again"
+        say(f"{source} has only {here:,} of the {records:,} requested records; {again}")
     pace = ArrivalSchedule(rate, arrivals if poisson else None) if rate else None
     sending = _Sending(topic, total, pace, backlog.room if backlog else unbounded, console, say)
     if table is not None and not outside.settings.embedded_kafka:
@@ -131,7 +178,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
 
         with closing(OnceWriter(log, topic, source, table)) as way:
             if way.written:
-                say(f"{way.written:,} of {here:,} rows were sent before")
+                say(f"{way.written:,} of {here:,} rows were sent by earlier runs")
             rest = min(records or here, here - way.written)
             rows_left = table.stream(way.written)
             say(_send(rows_left, way, way.send, sending._replace(total=rest)))
@@ -223,7 +270,7 @@ def _send(
         except KeyboardInterrupt:
             ended = f"; interrupted, {total - sent:,} were not sent" if total else ""
     if not writer.flush(_FLUSH_S):
-        raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
+        raise UnavailableError(f"Kafka did not accept all of the {sent:,} records for {topic}")
     took_s = time.monotonic() - start_s
     return f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s){ended}"
 
@@ -233,7 +280,7 @@ def _rows_of(source: str, leave_out: list[str]) -> Rows:
         from services.cli.commands.parquet import Rows
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{source}: what reads Parquet is not installed here: pip install 'doll[parquet]'"
+            f"{source}: the Parquet reader is not installed; run `pip install 'doll[parquet]'`"
         ) from error
     return Rows(source, leave_out)
 
@@ -250,6 +297,6 @@ def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
     except UnknownTopicError as error:
         if not create_partitions:
             raise UserError(
-                f'there is no topic "{topic}"; create it with --create-partitions 4'
+                f'--topic: there is no topic "{topic}"; create it with --create-partitions 4'
             ) from error
         log.create_topics([NewTopic(topic, create_partitions)])

@@ -182,8 +182,8 @@ def fitting(
         raise UserError(
             f"{topic}: these records do not fit into the built-in Kafka, which keeps"
             f" {KEPT_BYTES >> 20} MB of each partition; send fewer with --records, use a topic with"
-            " more partitions, name a job with --job and a lower --max-lag, or start a real Kafka"
-            " with `doll up --kafka-real`"
+            " more partitions, wait for a job with --job and a lower --max-lag, or start Apache"
+            " Kafka with `doll up --kafka-real`"
         )
     return itertools.chain(taken, records)
 

@@ -52,7 +52,7 @@ class Proposal(NamedTuple):
         """Yield lines of YAML, and how many of these records decode with them."""
         skipped = Counter(why for _, why in self._decoded(values))
         bad = sum(skipped.values())
-        yield f"# {len(values) - bad:,} of {len(values):,} records decode so"
+        yield f"# {len(values) - bad:,} of {len(values):,} records decode with this proposal"
         for why, count in skipped.most_common(3):
             yield f"# {count:,} do not: {why}"
         for line in self.left_out:
@@ -95,8 +95,8 @@ def propose(
     if min(schemas) > 0 and max(schemas) < _SCHEMAS and len(schemas) <= _SYMBOLS:
         if registry is None:
             raise UserError(
-                f"these records have the header of a schema registry (schema {min(schemas)}), and"
-                " what follows is no JSON: set DOLL_SCHEMA_REGISTRY_URL"
+                f"the records have the header of a schema registry (schema {min(schemas)}) and are"
+                " not JSON; set DOLL_SCHEMA_REGISTRY_URL"
             )
         found = {number: schema for number in schemas if (schema := registry.schema(number))}
         for name, kind in REGISTERED.items():
@@ -106,7 +106,9 @@ def propose(
             if records := codec.objects(values):
                 proposal = _Objects(records, label).proposal()
                 return proposal._replace(records={**proposal.records, "codec": name}, schemas=found)
-        raise UserError(f"the registry gives no schema that reads them: {sorted(schemas)}")
+        raise UserError(
+            f"no schema of the registry reads the records, which name {sorted(schemas)}"
+        )
     return _tensors(values)
 
 
@@ -123,14 +125,14 @@ def _tensors(values: Sequence[bytes]) -> Proposal:
     size, count = lengths.most_common(1)[0]
     if 2 * count < len(values) or size <= _LABEL_BYTES:
         found = ", ".join(f"{count} of {size} bytes" for size, count in lengths.most_common(3))
-        raise UserError(f"these records are neither JSON objects nor of one length: {found}")
+        raise UserError(f"the records are neither JSON objects nor of one length, got {found}")
     table = np.frombuffer(b"".join(value for value in values if len(value) == size), np.uint8)
     labels = np.ascontiguousarray(table.reshape(count, size)[:, -_LABEL_BYTES:]).view("<i8")
     rest = size - _LABEL_BYTES
     if not (labels.min() >= 0 and labels.max() < _CLASSES):
         raise UserError(
-            f"these records have {size} bytes each, which do not end in a label (int64): only their"
-            " producer knows the fields"
+            f"the records have {size} bytes each, which do not end in a label (int64); ask their"
+            " producer for the fields"
         )
     label, classes = {"dtype": "int64"}, max(2, int(labels.max()) + 1)
     fields: dict[str, Any] = {"features": {"dtype": "uint8", "shape": [rest]}, "label": label}
@@ -141,7 +143,7 @@ def _tensors(values: Sequence[bytes]) -> Proposal:
         task["name"] = "image-classifier"
     elif rest % 4 == 0:
         fields["features"] = {"dtype": "float32", "shape": [rest // 4]}
-    guess = "nothing; but which fields these bytes are is a guess: ask their producer"
+    guess = "nothing; but the fields are a guess from raw bytes, so ask the producer"
     return Proposal({"codec": "tensor", "fields": fields}, task, (guess,))
 
 
@@ -174,8 +176,8 @@ class _Objects:
             if keys != self._label and keys not in numbers:
                 self._describe(keys, values)
         if not self._fields:
-            why = "; ".join(self._left_out) or "there is nothing else"
-            raise UserError(f"nothing but the label can be read as numbers: {why}")
+            why = "; ".join(self._left_out) or "the records have no other values"
+            raise UserError(f"only the label can be read as numbers: {why}")
         task = {"name": "tabular-mlp", "classes": classes}
         if list(self._fields) == ["image"]:
             task["name"] = "image-classifier"
@@ -188,14 +190,17 @@ class _Objects:
     def _found_label(self, label: str | None) -> Keys:
         if label is not None:
             if label not in self._names:
-                raise UserError(f"--label: no path {label!r}; there are {', '.join(self._names)}")
+                raise UserError(
+                    f"--label: no record has the path {label!r}; choose one of"
+                    f" {', '.join(self._names)}"
+                )
             return self._names[label]
         by_name = [keys for word in _LABELS for keys in self._values if keys[-1].lower() == word]
         by_kind = [keys for keys in self._values if self._is(keys, bool)]
         for keys in [*by_name, *by_kind]:
             return keys
         paths = ", ".join(self._names)
-        raise UserError(f"nothing looks like a label: name one of {paths} with --label")
+        raise UserError(f"--label: no path looks like a label; choose one of {paths}")
 
     def _label_field(self) -> tuple[dict[str, Any], int]:
         path, values = _path(self._label), self._values[self._label]
@@ -206,8 +211,9 @@ class _Objects:
             return field, max(2, 1 + int(max(values)))
         if not 1 < len(symbols) <= _SYMBOLS:
             raise UserError(
-                f"label {path}: {len(symbols)} different values are no classes: name another with"
-                " --label, or write a task of your own"
+                f"label {path}: must have 2 to {_SYMBOLS} different values or be a small"
+                " integer, got"
+                f" {len(symbols)} values; choose another with --label, or write a task of your own"
             )
         field["map"] = {symbol: place for place, symbol in enumerate(symbols)}
         return field, len(symbols)
@@ -235,14 +241,14 @@ class _Objects:
         if 2 * sum(isinstance(value, list) for value in values) >= len(values):
             shape, whole = _shape(values)
             if shape is None:
-                self._left_out.append(f"{path}: lists of different lengths, or not of numbers")
+                self._left_out.append(f"{path}: lists of different lengths or without numbers")
                 return
             pixels = len(shape) == 3 and whole
             name = "image" if pixels else name
             dtype = "uint8" if pixels else "float32"
             field: dict[str, Any] = {"dtype": dtype, "shape": shape, **_from(name, path)}
         elif not self._is(keys, str, int, float, bool) or not texts:
-            self._left_out.append(f"{path}: values of several kinds")
+            self._left_out.append(f"{path}: values of different types")
             return
         elif all(map(_is_number, texts)):
             field = {"dtype": "float32", **_from(name, path), "parse": "number", "default": 0}
@@ -255,7 +261,8 @@ class _Objects:
             field = {"dtype": "float32", **_from(name, path), "one_hot": symbols, "default": 0}
         else:
             self._left_out.append(
-                f"{path}: {len(texts)} different texts (`sparse-logistic` with `hashed` takes such)"
+                f"{path}: {len(texts)} different texts (use the task `sparse-logistic` with"
+                " `hashed`)"
             )
             return
         self._fields[name] = field

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
         ProvisioningAnswer,
     )
 
-app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show the machines rented for a job and their cost, and request a new plan.",
+)
 
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show the plan in force and its reason, estimates, and the cost compared with on demand.
+    """Show a job's current plan for rented machines, estimates, and cost compared with on demand.
 
     Example: [bold]doll provisioning show digits[/]
     """
@@ -42,9 +45,9 @@ def show(context: typer.Context, job: JobName) -> None:
 def replan(
     context: typer.Context,
     job: JobName,
-    reason: Annotated[str, typer.Option(help="Why; recorded with the request.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason for the request, recorded with it.")] = "",
 ) -> None:
-    """Request a new plan from the policy; it appears in the history a little later.
+    """Request a new plan from a job's provisioning policy; it is made within a few seconds.
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
@@ -56,10 +59,14 @@ def prices(
     context: typer.Context,
     market: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A market file instead of the service's."),
+        typer.Option(
+            metavar="FILE",
+            help="Market file to read prices from. Optional. If unset, the market of the admin"
+            " service.",
+        ),
     ] = None,
 ) -> None:
-    """Show current machine prices by pool.
+    """Show the current price of each pool of machines, in US dollars per hour.
 
     Example: [bold]doll prices --market docs/examples/market.yaml[/]
     """
@@ -89,17 +96,19 @@ def draw(job: str, answer: ProvisioningAnswer) -> Group:
         "policy": f"{answer.policy}, for {answer.workers} workers; {answer.running} machines run"
     }
     if answer.plan is None:
-        rows["plan"] = "none yet: is a provisioner running?"
+        rows["plan"] = "none yet; check that a provisioner is running"
     else:
         rows |= _plan_rows(answer.plan)
     if answer.cost is not None:
         rows["cost"] = _cost(answer.cost)
     if answer.stability is not None:
-        rows["stability"] = f"{answer.stability:.2f} (below 1 updates cannot keep up)"
+        rows["stability"] = (
+            f"{answer.stability:.2f} (below 1, updates cannot keep up with arrivals)"
+        )
     if answer.believed:
-        rows["believed"] = _believed(answer.believed)
+        rows["estimates"] = _believed(answer.believed)
     rows |= {"warning": answer.warning} if answer.warning else {}
-    rows |= {"over": answer.settled} if answer.settled else {}
+    rows |= {"settled": answer.settled} if answer.settled else {}
     for name, value in rows.items():
         table.add_row(name, Text(value, "bold red" if name == "warning" else ""))
     if not answer.plans:
@@ -114,13 +123,14 @@ def draw(job: str, answer: ProvisioningAnswer) -> Group:
 
 def _plan_rows(plan: PlanInForce) -> dict[str, str]:
     places = ", ".join(f"{count} on {pool}" for pool, count in plan.places.items())
-    feasible = "" if plan.feasible else "infeasible; what comes nearest: "
+    feasible = "" if plan.feasible else "infeasible; the closest plan is: "
     return {
         "plan": f"{feasible}{places} (number {plan.number})",
         "limited by": plan.binding,
         "because": plan.reason,
         "decided when": plan.why,
-        "expected": f"${plan.expected_cost_usd:,.4g} and {plan.expected_runtime_s:,.0f} s more for"
+        "expected": f"${plan.expected_cost_usd:,.4g} and {plan.expected_runtime_s:,.0f} s for"
+        " the next"
         f" {plan.updates_left:,.0f} updates",
     }
 
@@ -128,11 +138,11 @@ def _plan_rows(plan: PlanInForce) -> dict[str, str]:
 def _cost(cost: CostAnswer) -> str:
     text = f"${cost.spent_usd:,.4g} so far"
     if cost.ratio_to_on_demand is not None:
-        text += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
+        text += f", {100 * cost.ratio_to_on_demand:.1f} % of the on-demand cost"
     if cost.predicted_usd is not None:
-        text += f"; ${cost.predicted_usd:,.4g} predicted in all"
+        text += f"; ${cost.predicted_usd:,.4g} predicted in total"
     if cost.ratio_to_prediction is not None:
-        text += f", {100 * cost.ratio_to_prediction:.1f} % of that in the end"
+        text += f", of which {100 * cost.ratio_to_prediction:.1f} % was spent in the end"
     return f"{text}; ${cost.usd_per_hour:,.4g} an hour now"
 
 

@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 
 Batches = Annotated[
     list[int] | None,
-    typer.Option("--batch", metavar="OFFSET", help="A batch; repeatable."),
+    typer.Option(
+        "--batch",
+        metavar="OFFSET",
+        help="Batch by its offset, as `doll job requeue JOB` lists it. Repeatable.",
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Every batch that can be.")]
+All = Annotated[
+    bool, typer.Option("--all", help="Apply to every quarantined batch that allows it.")
+]
 
 
 def requeue(
@@ -35,11 +41,11 @@ def requeue(
     *,
     all_batches: All = False,
 ) -> None:
-    """Requeue poison batches: they are trained again, as if they were new.
+    """Train quarantined batches of a job again, as if they were new.
 
-    Use this once the task is fixed. Without --batch or --all, lists quarantined batches and the
-    reasons. A job that is held for poison continues with `doll job resume`. Expired batches are
-    gone, and replayed ones come back by themselves.
+    Use this command after the task is fixed. Without --batch or --all, it lists the quarantined
+    batches and the reasons. If the job is held because of them, run `doll job resume` afterwards.
+    Batches that expired or were replayed cannot be requeued.
 
     Example: [bold]doll job requeue digits --all[/]
     """
@@ -51,9 +57,9 @@ def requeue(
     for each in requeued:
         typer.echo(f"batch {each.batch}: {_OUTCOMES[each.outcome]}")
     waiting = sum(each.outcome == "requeued" for each in requeued)
-    typer.echo(f"{waiting} of {len(requeued)} batches of {job} wait for an update again")
+    typer.echo(f"{waiting} of {len(requeued)} batches of {job} were requeued")
     if service.job(job).state == "held":
-        typer.echo(f"{job} is held: go on with `doll job resume {job}`")
+        typer.echo(f"{job} is held; run `doll job resume {job}` to continue")
 
 
 def replay(
@@ -63,13 +69,13 @@ def replay(
     *,
     all_batches: All = False,
 ) -> None:
-    """Write the records of poison batches to their topics again, for all of their readers.
+    """Write the records of quarantined batches to their topics again, for all readers.
 
-    Use this if other systems need the records, too; `doll job requeue` is for the job alone. The
-    batch stays quarantined for good. Its records return as new ones, with their keys and a header
-    `replayed_from`. Each batch is written completely and once; if the command is interrupted, run
-    it again to write the rest. `doll dlq replay` replays records that did not decode, and all dead
-    letters with a given reason.
+    Use this command if other systems need the records, too; `doll job requeue` is for the job
+    alone. The batch stays quarantined for good. Its records become new records with the same keys
+    and a header `replayed_from`. Each batch is written completely and once; if the command is
+    interrupted, run it again to write the rest. `doll dlq replay` replays records that did not
+    decode, and all dead letters with a given reason.
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
@@ -88,7 +94,7 @@ def replay(
         return [*(begun[each] for each in offsets if each in begun), *others]
 
     if offsets == []:
-        raise UserError(f"name some: --batch OFFSET, or --all; `doll job requeue {job}` lists them")
+        raise UserError(f"give --batch OFFSET or --all; `doll job requeue {job}` lists the batches")
     job_id = JobOperations(log).get(job).id
     with closing(Replayer(log, local_user().name)) as replayer:
         # The replayer comes first, because it fences other writers.
@@ -99,7 +105,7 @@ def replay(
     if replayed := [offset for offset, count in counts.items() if count]:
         JobOperations(log).note(quarantine.job, "replayed", format_batches(replayed))
     written = sum(counts.values())
-    typer.echo(f"{written} records of {job} were written again")
+    typer.echo(f"written: {written} records of {job}")
 
 
 def replay_batch(replayer: Replayer, quarantine: Quarantine, batch: Batch, to: str = "") -> int:
@@ -107,19 +113,19 @@ def replay_batch(replayer: Replayer, quarantine: Quarantine, batch: Batch, to: s
     try:
         written = replayer.batch(quarantine, batch, time(), to)
     except ExpiredError:
-        typer.echo(f"batch {batch.offset}: some of its records were deleted, nothing is written")
+        typer.echo(f"batch {batch.offset}: not written, because Kafka deleted some of its records")
         return 0
     if written is None:
         typer.echo(f"batch {batch.offset}: {_TOO_LATE}")
         return 0
-    typer.echo(f"batch {batch.offset}: {written} records were written again")
+    typer.echo(f"batch {batch.offset}: {written} records were written")
     return written
 
 
-_TOO_LATE = "was requeued or replayed by somebody else meanwhile: nothing was done"
+_TOO_LATE = "not changed, because another user requeued or replayed it meanwhile"
 _OUTCOMES: dict[Outcome, str] = {
-    "requeued": "waits again",
-    "before": "was requeued before: nothing was done",
+    "requeued": "requeued",
+    "before": "not changed, because it was requeued before",
     "replayed": _TOO_LATE,
 }
 
@@ -131,15 +137,15 @@ def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
         UserError: If it names both some batches and all.
     """
     if offsets and all_batches:
-        raise UserError("either --batch or --all, not both")
+        raise UserError("--batch, --all: give only one of them")
     return None if all_batches else offsets or []
 
 
 def _list(job: str, quarantined: Sequence[QuarantinedBatchAnswer]) -> None:
     if not quarantined:
-        typer.echo(f"nothing is quarantined in {job}")
+        typer.echo(f"{job} has no quarantined batches")
         return
-    table = Table("batch", "records", "spans", "can be", "reason", box=None)
+    table = Table("batch", "records", "spans", "possible", "reason", box=None)
     for each in quarantined:
         cells = (
             str(each.batch),
@@ -151,4 +157,4 @@ def _list(job: str, quarantined: Sequence[QuarantinedBatchAnswer]) -> None:
         # A reason may contain brackets, which are not markup.
         table.add_row(*map(Text, cells))
     Console(soft_wrap=True).print(table)
-    typer.echo(f"name some: `doll job requeue {job} --batch OFFSET`, or --all")
+    typer.echo(f"to requeue: `doll job requeue {job} --batch OFFSET`, or --all")

@@ -10,10 +10,14 @@ import typer  # noqa: TC002 -- typer reads it when run
 from common.config.program import SERVICES, command_line, command_of
 from services.cli.system.outside import outside_of
 
-# Descriptions of services whose name is not enough.
+# Descriptions of the services.
 _SAID = {
-    "admin": "admin service, the REST API and its page,",
-    "serve": "service that answers with predictions",
+    "admin": "admin service (the REST API and the live page)",
+    "coordinator": "coordinator (leads jobs and makes updates)",
+    "evaluator": "evaluator (tests versions of models on separate data)",
+    "provisioner": "provisioner (rents machines for jobs)",
+    "serve": "prediction service",
+    "worker": "worker (reads records and computes gradients)",
 }
 # All arguments after the command, including `--help`, are passed to the service.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -23,7 +27,7 @@ def add_services(app: typer.Typer) -> None:
     """Add a command for each service; the process becomes the service."""
     for service in SERVICES:
         what = _SAID.get(service, service)
-        about = f"Run one {what} in this process: see `doll {service} --help`."
+        about = f"Run one {what} in this process. See `doll {service} --help`."
         app.command(service, help=about, context_settings=_AS_GIVEN)(_become)
 
 

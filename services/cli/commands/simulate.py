@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(help="The experiment as YAML or JSON.")],
+    file: Annotated[Path, typer.Argument(help="Experiment file in YAML or JSON.")],
     *,
-    runs: Annotated[int, typer.Option(min=1, help="Of each policy.")] = 12,
+    runs: Annotated[int, typer.Option(min=1, help="Number of simulated runs per policy.")] = 12,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of rates, arrivals, prices and preemptions.")
+        int, typer.Option(min=0, help="Seed for rates, arrivals, prices and preemptions.")
     ] = 0,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy instead of the file's; may be repeated to compare: on-demand, static,"
-            " adaptive, chance, pools; bidbrain for a backlog.",
+            help="Policy to simulate: on-demand, static, adaptive, chance or pools, or bidbrain for"
+            " a backlog. Repeat the option to compare policies. Optional. If unset, the policy of"
+            " the file.",
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print summaries and all runs as JSON.")
+        bool, typer.Option("--json", help="Print the summaries and all runs as JSON.")
     ] = False,
 ) -> None:
     """Simulate a job on preemptible machines, and report cost, runtime and deadlines met.
 
-    All policies face the same rates, prices and preemptions; the same seed gives the same result.
+    All policies get the same rates, prices and preemptions. The same seed gives the same result.
 
     Example: [bold]doll simulate docs/examples/paper.yaml --runs 200 --policy static
     --policy pools[/]
@@ -119,7 +120,7 @@ def _simulated(
                     return bytes(report.results)
         finally:
             process.kill()
-    raise DollError(f"the simulation ended early, with status {process.returncode}")
+    raise DollError(f"the simulation process ended early with status {process.returncode}")
 
 
 def _option_of(path: str) -> str:
@@ -158,9 +159,9 @@ def draw(experiment: Experiment, results: dict[str, Any]) -> Group:
             cells.append(f"{summary['runs'] - summary['finished']} of {summary['runs']}")
         table.add_row(name, *cells)
     runs = next(iter(summaries.values()))["runs"]
-    legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
+    legend = "Means per run. ± is the 95 % interval of a mean, [ ] of the share of runs in time."
     if given_up:
-        legend += " Runs that were given up count with what they had cost by then."
+        legend += " Runs that were given up count with their cost until then."
     shown = [Text(title(experiment, runs)), Text(), table, Text(), *_throughput(summaries)]
     return Group(*shown, Text(legend, "dim"))
 

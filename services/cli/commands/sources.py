@@ -47,11 +47,13 @@ def load(
     """
     if source == "digits":
         if label is not None or leave_out or rows:
-            raise UserError("digits: has no columns to choose; that is for CSV files")
+            raise UserError("digits: has no columns; remove --label, --leave-out and --rows")
         split = load_digits()
         return split.held_out if held_out else split.train
     if held_out:
-        raise UserError("--held-out: only the digits are split; name the file of the test records")
+        raise UserError(
+            "--held-out: only `digits` has a test set; give the file of the test records"
+        )
     return read_records(
         Path(source),
         label=label,
@@ -75,7 +77,7 @@ def fields_of(data: Records) -> tuple[Field, ...]:
     for name, array in data.items():
         if array.dtype.name not in DTYPE_NAMES:
             known = ", ".join(DTYPE_NAMES)
-            raise UserError(f"field {name!r} holds {array.dtype}; records may hold {known}")
+            raise UserError(f"field {name!r}: must be one of {known}, got {array.dtype}")
     return tuple(
         Field(name, cast("DtypeName", array.dtype.name), array.shape[1:])
         for name, array in data.items()
@@ -108,10 +110,12 @@ def stream(
     """
     image = data.get("image")
     if warp and (image is None or image.ndim != 4 or image.dtype.name != "uint8"):
-        raise UserError(f"warps need a field `image`, uint8 (channels, h, w); found {[*data]}")
+        raise UserError(
+            f"--warp: needs a field `image` of uint8 (channels, height, width), got {[*data]}"
+        )
     # Only the owner of a schema writes records with it.
     if codec not in _WRITTEN:
-        raise UserError(f"codec {codec!r} is none of {', '.join(_WRITTEN)}")
+        raise UserError(f"--codec: must be {' or '.join(_WRITTEN)}, got {codec!r}")
     encode = _as_they_are if "row" in data else make_codec(codec, fields_of(data)).encode
     several = batches(
         data,

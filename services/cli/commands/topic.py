@@ -12,21 +12,25 @@ from services.cli.system.outside import outside_of
 # Maximum number of records that are read.
 _RECORDS = 1000
 
-app = typer.Typer(no_args_is_help=True, help="Look into topics.")
+app = typer.Typer(no_args_is_help=True, help="Inspect Kafka topics.")
 
 
 @app.command()
 def describe(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="A datastream.")],
+    topic: Annotated[str, typer.Argument(help="Topic whose records a job will read.")],
     *,
     label: Annotated[
-        str, typer.Option(help="Path of what is to be predicted.", show_default="guessed")
+        str,
+        typer.Option(
+            help="Path of the value to predict, such as `payload.after.is_fraud`.",
+            show_default="guessed",
+        ),
     ] = "",
 ) -> None:
-    """Read the newest records of a topic and propose a job file's `records:` and `task:`.
+    """Read the newest records of a topic, and propose `records` and `task` for a job file.
 
-    Correct the proposal: the value to predict, the fields to use, and the fields to leave out.
+    Check the proposal before you use it: the value to predict, and the fields to use or leave out.
 
     Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
     """
@@ -44,6 +48,6 @@ def describe(
     found = [record for each in partitions for record in records_of(log, each, share)]
     values = [record.value for record in found if record.value is not None]
     if not values:
-        raise UserError(f'topic "{topic}" holds no records to look at')
+        raise UserError(f'topic "{topic}" has no records')
     registry = open_registry(outside.settings)
     typer.echo("\n".join(propose(values, label or None, registry).text(values)))

@@ -38,40 +38,47 @@ def up(
     *,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Worker processes.", show_default="2, or 0 with --market"),
+        typer.Option(
+            min=0, help="Number of worker processes.", show_default="2, or 0 with --market"
+        ),
     ] = None,
     market: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Market file: rent machines for jobs that ask for them."),
+        typer.Option(
+            metavar="FILE",
+            help="Market file. Starts a provisioner, which rents machines of this market for jobs"
+            " with a `provisioning` block.",
+        ),
     ] = None,
     evaluator: Annotated[
         bool,
         typer.Option(
             "--evaluator",
-            help="Judge versions of jobs with an `evaluation`, show those with `tracking`.",
+            help="Start an evaluator, for jobs with `evaluation` or `tracking` in their job file.",
         ),
     ] = False,
     directory: Annotated[
         Path | None,
-        typer.Option(help="For storage and logs.", show_default="a temporary one"),
+        typer.Option(help="Folder for checkpoints and logs.", show_default="a temporary folder"),
     ] = None,
     kafka_real: Annotated[
         bool | None,
         typer.Option(
             "--kafka-real/--kafka-built-in",
-            help="Apache Kafka itself, or the small one that is built in.",
-            show_default="Apache Kafka, if Java and Maven are there",
+            help="Start Apache Kafka, or the small built-in Kafka.",
+            show_default="Apache Kafka if Java and Maven are installed",
         ),
     ] = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C; the workers work on any submitted job.
+    """Run all of DOLL on this machine until Ctrl-C; its workers serve every submitted job.
 
-    Prints the variables that other terminals need, including the API's address and key, and writes
-    them to DIRECTORY/environment, which other users cannot read. The API and the live page listen
-    on this machine only, at DOLL_API_PORT (8080); the printed key may do everything.
+    Prints the environment variables that other terminals need, such as the URL and key of the
+    API, and writes them to DIRECTORY/environment, which other users cannot read. The API and the
+    live page accept connections from this machine only, on port DOLL_API_PORT (8080). The printed
+    key allows everything.
 
     Apache Kafka needs Java 17, and Maven to download it the first time. The built-in Kafka needs
-    nothing and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
+    neither and is for a first try: it keeps 5 MB of each partition, and loses all data at its end.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
@@ -121,15 +128,16 @@ def up(
         # The file holds a key that may do everything.
         environment.touch(mode=0o600)
         environment.write_text(found)
-        console.print("All is up. In another terminal:\n")
+        console.print("DOLL is running. In another terminal, run:\n")
         console.print(found, style="bold", markup=False)
         console.print(f"or: . {environment}")
-        console.print(f"bootstrap address of Kafka, for any other client: {address}")
+        console.print(f"Kafka's address for other clients: {address}")
         servers: list[Kept] = [*([broker] if broker else []), *stack.servers, page.service]
         console.print(f"API and live page: {page}")
         evaluators = ", evaluators: 1" * evaluator
         console.print(
-            f"workers: {workers}, coordinators: 1{evaluators}; logs in {logs}; Ctrl-C ends all"
+            f"workers: {workers}, coordinators: 1{evaluators}; logs in {logs}; Ctrl-C stops"
+            " everything"
         )
         _tend(servers, guests, ending, console)
 
@@ -158,24 +166,26 @@ def _start_kafka(
     """
     from common.embedded.kafka import KEPT_BYTES
 
-    why = "as --kafka-built-in says"
+    why = "because of --kafka-built-in"
     if real is not False:
         from common.embedded.apache_kafka import ApacheKafka, resolve
 
         try:
-            jars = resolve(lambda: console.print("Maven fetches Apache Kafka, this once"))
+            jars = resolve(
+                lambda: console.print("Maven downloads Apache Kafka; later starts do not need this")
+            )
             broker = parts.enter_context(ApacheKafka(jars, (directory / "kafka").absolute()))
         except DollError as error:
             if real:
                 raise
             why = " ".join(str(error).split())[:_REASON]
         else:
-            why = "as --kafka-real says" if real else "--kafka-built-in starts the small one"
-            console.print(f"Kafka: Apache Kafka itself ({why})")
+            why = "because of --kafka-real" if real else "--kafka-built-in starts the small one"
+            console.print(f"Kafka: Apache Kafka ({why})")
             return broker
     console.print(
         f"Kafka: the built-in one, for a first try: it keeps {KEPT_BYTES >> 20} MB of each"
-        f" partition, and nothing when it ends ({why})",
+        f" partition, and loses all data at its end ({why})",
         markup=False,
     )
     return None

@@ -41,37 +41,47 @@ _MOST_EMBEDDED = 300_000
 def demo(
     context: typer.Context,
     *,
-    out: Annotated[Path, typer.Option(help="For summary, model, logs.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the summary, the model and logs.")] = Path(
+        "out/demo"
+    ),
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, help="How long to stream.", show_default="30, or 75 with --provision"),
+        typer.Option(
+            min=1,
+            help="Length of the stream, in seconds.",
+            show_default="30, or 75 with --provision",
+        ),
     ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Records per second.", show_default="2000, or 1500 with --provision"
+            min=1, help="Records sent per second.", show_default="2000, or 1500 with --provision"
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes.", show_default="3, or 4 with --provision"),
+        typer.Option(
+            min=1, help="Number of worker processes.", show_default="3, or 4 with --provision"
+        ),
     ] = None,
     provision: Annotated[
         bool,
         typer.Option(
-            "--provision", help="Rent the workers' machines, to meet a deadline for less money."
+            "--provision",
+            help="Run the workers on machines rented from a simulated market, to meet a deadline at"
+            " low cost.",
         ),
     ] = False,
 ) -> None:
-    """Train on a live stream, kill a worker half-way, prove that every record was used once.
+    """Train on a live stream, kill a worker halfway, and prove that every record was used once.
 
-    Starts a coordinator, workers, Kafka and Redis on this machine; nothing is left running. To use
-    running servers instead: `DOLL_REDIS=URL doll --kafka ADDRESS demo`. Exits with 0 if no record
-    was lost or used twice, otherwise with 5.
+    Starts Kafka, Redis, a coordinator and workers on this machine, and stops them at the end. To
+    use running servers instead: `DOLL_REDIS=URL doll --kafka ADDRESS demo`. Exits with 0 if no
+    record was lost or used twice, otherwise with 5.
 
-    With --provision the workers are spot and on-demand machines of a simulated market: recorded
-    prices are replayed, spot machines are preempted at random, and a policy meets a deadline.
-    Exits with 1 if it is missed.
+    With --provision, the workers run on spot and on-demand machines of a simulated market, which
+    replays recorded prices and preempts spot machines at random. A policy rents machines to meet a
+    deadline. Exits with 1 if the deadline is missed.
 
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
@@ -100,8 +110,8 @@ def demo(
     )
     if not provision and not kafka and plan.records > _MOST_EMBEDDED:
         raise UserError(
-            f"{plan.records:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"
-            " give a real one: doll --kafka ADDRESS demo"
+            f"--seconds, --rate: at most {_MOST_EMBEDDED:,} records fit into the built-in Kafka,"
+            f" got {plan.records:,}; use another Kafka with `doll --kafka ADDRESS demo`"
         )
     for old in made(out / _LOGS).glob("*.log"):
         old.unlink()

@@ -146,7 +146,7 @@ def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
 def _bill(demo: Demo, fleet: DemoFleetView, updates: int) -> DemoBill:
     plan, ledger = demo.plan, fleet.ledger
     if (settled := ledger.settled) is None:
-        raise DollError("the provisioner has not settled the job")
+        raise DollError("the provisioner has not settled the cost of the job")
     submitted_s = demo.record.submitted_s
     runtime_s = (demo.progress.updates.last_at_s or submitted_s) - submitted_s
     on_demand_usd, predicted_usd = plan.on_demand_only_usd, settled.predicted_usd or 0.0

@@ -201,30 +201,32 @@ class Demo:
         else:
             self._run_to_end(data)
         if not self._until(self._checkpointed, _CHECKPOINT_S):
-            raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
+            raise UnavailableError(f"the last checkpoint is missing after {_CHECKPOINT_S:g} s")
 
     def _run_to_end(self, data: Records) -> None:
         """Stream all records while a worker is killed and restarted."""
         if not self._until(self._ready, _START_S):
-            raise UnavailableError(f"the processes are not at work after {_START_S:g} s")
-        self._enter("streaming", f"{self.plan.workers} workers are there: the stream begins")
+            raise UnavailableError(f"the processes did not start work within {_START_S:g} s")
+        self._enter("streaming", f"{self.plan.workers} workers are ready; streaming starts")
         self._stream(data, self.plan.records)
-        self._enter("draining", "all records are sent")
+        self._enter("draining", "all records were sent")
         whole = self._until(self._at_rest, _DRAIN_S)
         # If some are not settled, the audit shows what is missing.
-        self._enter("judging", "every record is settled" if whole else "something is missing")
+        self._enter(
+            "checking", "every record is settled" if whole else "some records are not settled"
+        )
         self._job_store.patch(self.plan.name, "the demo is over", wanted="stopped")
 
     def _run_to_deadline(self, data: Records) -> None:
         """Stream until the job ends, and wait until its machines are released."""
         theta = f"{self.plan.updates:,} updates within {self.plan.deadline_s:.0f} s"
-        self._enter("streaming", f"job submitted: {theta}, on {self.plan.workers} machines")
+        self._enter("streaming", f"job submitted: {theta}, on up to {self.plan.workers} machines")
         self._screen.happened(f"live page: {self._page}", monotonic(), "bold")
         self._stream(data, None)
-        self._enter("releasing", f"the job is over: {self.ended_by}")
+        self._enter("releasing", f"the job ended: {self.ended_by}")
         if not self._until(self._given_back, _RELEASE_S):
-            raise UnavailableError(f"the machines are not given back after {_RELEASE_S:g} s")
-        self._enter("judging", "all machines are given back")
+            raise UnavailableError(f"the machines were not released within {_RELEASE_S:g} s")
+        self._enter("checking", "all machines are released")
 
     def _stream(self, data: Records, records: int | None) -> None:
         """Send a given number of records. Without a number, send until the job ends."""
@@ -255,7 +257,7 @@ class Demo:
                 if records is None and self._over():
                     return
             if not writer.flush(_FLUSH_S):
-                raise UnavailableError(f"Kafka has not taken all records within {_FLUSH_S:g} s")
+                raise UnavailableError(f"Kafka did not accept all records within {_FLUSH_S:g} s")
         finally:
             writer.close()
 
@@ -284,8 +286,7 @@ class Demo:
                 continue
             self._screen.quote(service.last_words())
             raise DollError(
-                f"{service.name} ended by itself with status {code}; all it said is in"
-                f" {service.log}"
+                f"{service.name} ended unexpectedly with status {code}; its log is {service.log}"
             )
 
     def _preempt(self, now: float) -> None:
@@ -297,7 +298,7 @@ class Demo:
                 self._screen.happened(f"{victim.name} killed without notice", now, "red")
             case "restart":
                 victim.restart()
-                self._screen.happened(f"{victim.name} started again", now, "green")
+                self._screen.happened(f"{victim.name} restarted", now, "green")
             case None:
                 pass
         killed_s, last_s = self._preemption.killed_at, self.progress.updates.last_at_s or 0.0
@@ -354,7 +355,7 @@ class Demo:
             self.ended_by = record.reason
             return True
         if time.time() > self.record.submitted_s + self.plan.deadline_s + _LATE_S:
-            raise UnavailableError(f"the job has not ended {_LATE_S:g} s after its deadline")
+            raise UnavailableError(f"the job did not end within {_LATE_S:g} s after its deadline")
         return False
 
     def _given_back(self) -> bool:

@@ -134,7 +134,7 @@ def _of_proof(summary: DemoSummary) -> list[tuple[str, str]]:
     unused = f"{counts.skipped:,}, {counts.expired:,}, {counts.quarantined:,}"
     return [
         ("accuracy on held-out digits", f"[bold]{summary.test_accuracy:.4f}[/]"),
-        ("accuracy before learning, last tenth", f"{summary.prequential_accuracy_at_end:.4f}"),
+        ("accuracy before training, last tenth", f"{summary.prequential_accuracy_at_end:.4f}"),
         ("updates", f"{summary.updates:,}"),
         ("records produced", f"{counts.produced:,}"),
         ("records trained", f"{counts.trained:,}"),
@@ -143,7 +143,7 @@ def _of_proof(summary: DemoSummary) -> list[tuple[str, str]]:
         ("records used twice", f"[bold]{counts.duplicated:,}[/]"),
         ("records/s", f"{summary.samples_per_s:,.0f}"),
         ("preemptions without notice", f"{summary.preemptions}"),
-        ("next update after it", "-" if pause_s is None else f"{pause_s:.2f} s"),
+        ("next update after the kill", "-" if pause_s is None else f"{pause_s:.2f} s"),
         ("Kafka, Redis", f"{summary.kafka}, {summary.redis}"),
     ]
 
@@ -156,15 +156,15 @@ def _of_bill(summary: DemoSummary, bill: DemoBill) -> list[tuple[str, str]]:
         ("runtime", f"{bill.runtime_s:.1f} s"),
         ("deadline", f"[bold]{bill.deadline_s:.1f} s[/]"),
         ("cost", f"[bold]${bill.spent_usd:.5f}[/]"),
-        ("on demand alone", f"${bill.on_demand_only_usd:.5f}"),
-        ("against that", f"[bold]{100 * bill.ratio_to_on_demand:.1f} %[/]"),
-        ("predicted by the last plan", f"${bill.predicted_usd:.5f}"),
-        ("off by", f"{100 * bill.off_prediction:+.1f} %"),
+        ("cost on demand only", f"${bill.on_demand_only_usd:.5f}"),
+        ("share of that cost", f"[bold]{100 * bill.ratio_to_on_demand:.1f} %[/]"),
+        ("cost by the last plan", f"${bill.predicted_usd:.5f}"),
+        ("prediction error", f"{100 * bill.off_prediction:+.1f} %"),
         ("plans", f"{bill.plans}"),
         ("spot price, USD per hour", spot_price),
-        ("machines rented, at once", f"{bill.machines}, {bill.most_at_once}"),
+        ("machines rented, most at once", f"{bill.machines}, {bill.most_at_once}"),
         ("preemptions without notice", f"{summary.preemptions}"),
-        ("records trained, twice", f"{counts.trained:,}, {counts.duplicated}"),
+        ("records trained, used twice", f"{counts.trained:,}, {counts.duplicated}"),
         ("accuracy on held-out digits", f"[bold]{summary.test_accuracy:.4f}[/]"),
     ]
 

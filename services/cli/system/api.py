@@ -236,9 +236,9 @@ class Api:
             if not isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout):
                 raise
             how = (
-                "(DOLL_API): start it, or name another"
+                "(DOLL_API); start it, or set another URL"
                 if self._named
-                else '(DOLL_API is not set): start one with "doll up", or name yours with DOLL_API'
+                else "(DOLL_API is not set); start one with `doll up`, or set DOLL_API to its URL"
             )
             raise OutsideError(f"no DOLL service at {self._service.url} {how}") from error
 

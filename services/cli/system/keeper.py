@@ -99,14 +99,14 @@ class Keeper:
         if code is None:
             words = how
         elif -code in _FAULTS:
-            words = f"{how} {after}; its log has the stacks of its threads"
+            words = f"{how} {after}; its log has the stack of each thread"
         else:
-            words = f"{how} {after}; it said last: {_one_line(self._kept.last_words())}"
+            words = f"{how} {after}; last line of its log: {_one_line(self._kept.last_words())}"
         if self._essential and (self._short_lives >= SHORT_LIVES or code == EXIT_USAGE):
-            raise DollError(f"{name} cannot be kept up: {words}")
+            raise DollError(f"{name} keeps failing: {words}")
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._due = now + pause_s
-        return f"{name} {words}; it is restarted in {pause_s:g} s"
+        return f"{name} {words}; restarting it in {pause_s:g} s"
 
 
 def keep(
@@ -141,12 +141,12 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         # A real-time signal has no name.
-        return f"was ended by signal {-code}"
+        return f"was killed by signal {-code}"
 
 
 def _one_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-_SHOWN:] if lines else "nothing"
+    return lines[-1][-_SHOWN:] if lines else "empty"

@@ -87,7 +87,7 @@ def outside_of(context: typer.Context) -> Outside:
     """
     reached = _reached(context)
     if "DOLL_API" in reached.given:
-        raise UserError(f"`{context.command_path}` needs Kafka itself: leave out --api")
+        raise UserError(f"--api: `{context.command_path}` connects to Kafka directly; remove --api")
     context.meta[CHOSEN_WITH] = "--kafka"
     return reached.outside
 

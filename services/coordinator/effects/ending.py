@@ -148,7 +148,7 @@ class JobEnding:
     def _write_end(self, end: do.Finish) -> None:
         job, record = self._job, self._job.newest()
         if record is not None and end.stopped and record.wanted != "stopped":
-            job.log.info("job_goes_on", reason="its owner wants it again")
+            job.log.info("job_goes_on", reason="an operator resumed the job")
             return
         if record is not None and not end.stopped:
             try:

@@ -192,7 +192,7 @@ class OrderPublisher:
         if not moves and job.board.post_trigger(trigger, self._triggers):
             return
         self._triggers = token_hex(8)
-        kept_out = "in the stream of before are triggers of a later leader, or forged ones"
+        kept_out = "the previous stream contains triggers of a later leader or forged ones"
         reason = "a worker does not answer" if moves else kept_out
         job.log.warning("triggers_moved", to=self._triggers, reason=reason)
         job.board.post_trigger(trigger, self._triggers)
@@ -243,7 +243,13 @@ class OrderPublisher:
                 log.info("stage_switched", before=before, stage=group.stage)
         lines = [("left_out", worker, why) for worker, why in group.left_out.items()]
         for worker, most_s in group.waits.items():
-            lines.append(("updates_wait", worker, f"it copies the weights, {most_s:g} s at most"))
+            lines.append(
+                (
+                    "updates_wait",
+                    worker,
+                    f"the worker copies the weights; updates wait at most {most_s:g} s",
+                )
+            )
         for event, worker, why in lines:
             if (event, worker, why) not in self._reported_members and len(
                 self._reported_members

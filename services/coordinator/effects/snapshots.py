@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from services.coordinator.replica import JobContext
 
 FORGED = (
-    "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
+    "the snapshot was not written by a coordinator of this job and is ignored; another program may"
+    " write to Redis"
 )
 # Pause between attempts while object storage is unavailable.
 RETRY_S = 2.0
@@ -205,7 +206,7 @@ class SnapshotStore:
         reasons += [self._hint] if self._hint else []
         if not reasons:
             return ""
-        return f"there are checkpoints, but none to go on from ({'; '.join(reasons)})"
+        return f"there are checkpoints, but none can be used to continue ({'; '.join(reasons)})"
 
     def first(self, positions: Positions) -> FoundSnapshot:
         """Return version 0, which the job starts from if nothing was learned yet.
@@ -225,13 +226,13 @@ class SnapshotStore:
             return b""
         if self._checkpoints is None:
             raise CorruptError(
-                f"the job begins with the weights of {origin}, which are in object storage: set"
+                f"the job starts with the weights of {origin}, which are in object storage; set"
                 " DOLL_BLOBS as it was when the job was submitted"
             )
         try:
             return self._checkpoints.origin(origin.sha256)
         except CorruptError as error:
-            raise CorruptError(f"the job begins with the weights of {origin}: {error}") from error
+            raise CorruptError(f"the job starts with the weights of {origin}: {error}") from error
         # The error may be temporary, so the candidate tries again.
         except DollError as error:
             raise UnavailableError(str(error)) from error
@@ -275,7 +276,7 @@ class SnapshotStore:
             self._running.wake()
         data = to_bytes(saved, self._record.seal)
         if not self._board.put_snapshot(saved.snapshot.by, data, self._replica):
-            self._log.info("hot_snapshot_withheld", reason="another replica has the lease")
+            self._log.info("hot_snapshot_withheld", reason="another coordinator has the lease")
 
     def age_s(self) -> float | None:
         """Return the age of the newest checkpoint in seconds; None before a leadership.
@@ -345,7 +346,8 @@ class SnapshotStore:
                 self._checkpoints.put_state(of, saved.trainer)
                 if self._checkpoints.state(of) != saved.trainer:
                     raise CorruptError(
-                        f"the state of {format_model_id(of)} is not what was written"
+                        f"the optimizer state of {format_model_id(of)}, read back, is not what was"
+                        " written"
                     )
                 saved = saved._replace(snapshot=replace(saved.snapshot, stored=(of,)))
             self._checkpoints.save(
@@ -358,7 +360,9 @@ class SnapshotStore:
             try:
                 self._checkpoints.verify(name)
             except CorruptError as error:
-                where = f"{format_model_id(name)} was written and cannot be read back"
+                where = (
+                    f"the checkpoint {format_model_id(name)} was written but cannot be read back"
+                )
                 raise CorruptError(f"{where}: {error}") from error
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
             self._verified(name)

@@ -117,7 +117,7 @@ class WorkerBoard:
             except CorruptError:
                 continue
             if kind is not None and (found := difference(kind.layout, self._layout)):
-                return f"the first difference: {found}"
+                return f"first difference: {found}"
             if kind is not None and kind.base != self._base:
                 raise UserError(OTHER_BASE)
         return ""

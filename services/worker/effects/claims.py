@@ -117,7 +117,8 @@ class ClaimSender:
         """
         if not self._writer.flush(FLUSH_S):
             self._log.warning(
-                "announcements_unsent", reason="Kafka is unavailable; their records are free"
+                "announcements_unsent",
+                reason="Kafka is unavailable; other workers may claim the records",
             )
 
     def close(self) -> None:

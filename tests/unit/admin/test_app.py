@@ -32,7 +32,7 @@ def test_app_is_created_without_any_server(monkeypatch: pytest.MonkeyPatch) -> N
 def test_unknown_path_or_method_returns_a_problem(world: World) -> None:
     assert problem(world.ask("GET", "/v2"), 404) == "there is nothing at /v2"
     answer = world.ask("PUT", "/v1/jobs")
-    assert problem(answer, 405) == "PUT is not offered here"
+    assert problem(answer, 405) == "PUT is not supported here"
     assert answer.headers["allow"]
 
 
@@ -44,7 +44,7 @@ def test_internal_error_is_logged_and_not_described_in_its_response(
 
     world.app.add_api_route("/fail", fail)
     answer = world.ask("GET", "/fail")
-    assert "its log says more" in problem(answer, 500)
+    assert "internal error" in problem(answer, 500)
     assert "a secret" not in answer.text
     assert "a secret" in caplog.text
 

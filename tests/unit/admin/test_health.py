@@ -54,7 +54,7 @@ def test_readyz_is_ok_without_object_storage_and_says_so() -> None:
     world = World(Settings())
     try:
         assert world.get("/v1/jobs")
-        assert "none is named" in world.ask("GET", "/readyz").json()["storage"]["reason"]
+        assert "DOLL_BLOBS is not set" in world.ask("GET", "/readyz").json()["storage"]["reason"]
     finally:
         world.close()
 

@@ -66,12 +66,12 @@ def test_created_job_contains_all_defaults_and_start_offsets(world: World) -> No
     assert body["first"] == [[stream, partition, 0] for stream, partition in places]
     assert (body["state"], body["why"]) == (
         "waiting for a coordinator",
-        "it has not been looked at yet",
+        "its state has not been read yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
     assert [body.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
     assert shown | seen == body | seen
-    assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
+    assert shown["why"] == "no coordinator leads digits yet; `doll coordinator` starts one"
     assert JobOperations(world.log).get("digits").spec.task.name == "image-classifier"
 
 
@@ -168,7 +168,7 @@ def test_create_job_with_invalid_fields_names_each_of_them(world: World) -> None
     assert "body.group_size: must be at least 1, got -3" in problem(answer, 422)
     body = {each["field"]: each["detail"] for each in answer.json()["errors"]}
     assert body == {
-        "body.streams": "'a' is named twice",
+        "body.streams": "must be different topics, got 'a' twice",
         "body.group_size": "must be at least 1, got -3",
         "body.batch_size": "must be a whole number, got true",
         "body.colour": "unknown field",
@@ -183,7 +183,7 @@ def test_job_with_a_task_missing_here_is_accepted_unchecked(world: World) -> Non
         assert answer.status_code == 201
         body = answer.json()
         assert not body["checked"]
-        assert body["unchecked"] == "DOLL_TASKS does not list os:system here"
+        assert body["unchecked"] == "DOLL_TASKS of this process does not list os:system"
 
 
 OWN = "tests.unit.jobs.odd_tasks:Plain"
@@ -208,7 +208,10 @@ def test_timed_out_check_rejects_the_job_unless_the_request_skips_it(
     asked = SPEC | {"task": {"entrypoint": OWN}}
     answer = checking.ask("POST", "/v1/jobs?unchecked=true", json=asked)
     assert answer.status_code == 201
-    assert (answer.json()["checked"], answer.json()["unchecked"]) == (False, "the request says so")
+    assert (answer.json()["checked"], answer.json()["unchecked"]) == (
+        False,
+        "the request asks for no check",
+    )
     # A change of a running job is validated as far as possible.
     answer = checking.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": {"mode": "stale"}})
     assert answer.status_code == 200
@@ -236,7 +239,7 @@ def test_checks_of_two_requests_run_concurrently(
 
 def test_too_large_model_is_rejected_at_its_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
-    assert "more than 16,384: make it smaller" in problem(answer, 422)
+    assert "more than 16,384; make it smaller" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 
@@ -247,7 +250,7 @@ def test_too_large_model_is_rejected_at_its_field(world: World) -> None:
         ({"classes": 1}, ">= 2"),
         ({"classes": 10, "colour": "red"}, "colour"),
         ({"classes": 10, "network": "cnn-28"}, "8x8 is too small"),
-        ({"classes": 10, "height": 16}, "the records have 8, got 16"),
+        ({"classes": 10, "height": 16}, "must be 8 as in the records, got 16"),
     ],
 )
 def test_invalid_task_options_are_rejected_at_submission(
@@ -329,7 +332,7 @@ def test_jobs_can_be_sorted_filtered_counted_and_paged(world: World) -> None:
     assert (page["next"], page["total"]) == ("c", 5)
     assert page["states"]["held"] == 1
     gone = world.ask("GET", "/v1/jobs", params={"sort": "state", "after": "gone"})
-    assert "begin with the first page" in problem(gone, 422)
+    assert "start again with the first page" in problem(gone, 422)
 
 
 def test_job_list_is_sent_as_its_model_serializes_it(world: World) -> None:
@@ -434,10 +437,10 @@ def test_patch_replaces_a_whole_block(digits: World) -> None:
         (
             {"synchronisation": {"mode": "averaging"}},
             "body.synchronisation",
-            "local_rate: averaging needs one, such as 0.1",
+            "local_rate: is missing; mode averaging requires it, for example 0.1",
         ),
         ({"compression": {"changes": 2}}, "body.compression.changes", "must be at most 1"),
-        ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "cost alone is least with one"),
+        ({"tuner": {"workers": "cost"}}, "body.tuner.workers", "`cost` would always choose one"),
     ],
 )
 def test_patch_with_an_invalid_block_is_rejected_at_its_field(
@@ -470,7 +473,7 @@ def test_held_job_is_resumed_only_with_matching_loss_options(digits: World) -> N
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
     job_store = JobOperations(digits.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422
@@ -564,16 +567,16 @@ def test_unavailable_server_is_shown_as_the_state_of_each_job(digits: World) -> 
         both = all(each["state"] == word and why in each["why"] for each in (job, shown))
         return both and f'state="{word}"' in digits.ask("GET", "/metrics").text
 
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.log.go_away()
     eventually(lambda: shows("waiting for a server", "Kafka is unavailable since 20"))
     assert problem(digits.ask("GET", "/readyz"), 503).startswith("kafka: ")
     digits.log.come_back()
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.redis.kill()
     eventually(lambda: shows("waiting for a server", "Redis is unavailable since 20"))
     digits.redis.restart()
-    eventually(lambda: shows("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "no coordinator leads"))
     digits.board("digits").put_unable("outage storage c1", "1000 no bucket", 60.0)
     away = "object storage is unavailable to c1 since 1970-01-01 00:16:40 UTC: no bucket"
     eventually(lambda: shows("waiting for a coordinator", away))

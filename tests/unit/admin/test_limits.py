@@ -26,7 +26,7 @@ def small() -> Iterator[World]:
 def test_rate_limited_key_gets_a_retry_time(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     again = small.ask("GET", "/v1/jobs", key="viewer")
-    assert problem(again, 429) == "too many requests of this key"
+    assert problem(again, 429) == "too many requests from this key"
     assert 0 < int(again.headers["retry-after"]) <= 1000
     assert small.ask("GET", "/v1/jobs", key="operator").status_code == 200
 
@@ -55,13 +55,13 @@ def test_too_large_body_returns_413_with_or_without_content_length(
 @pytest.mark.parametrize("length", ["9" * 5000, "x", "-1"])
 def test_invalid_content_length_returns_400(small: World, length: str) -> None:
     answer = small.ask("GET", "/v1/jobs", key="viewer", headers={"Content-Length": length})
-    assert problem(answer, 400) == "Content-Length is no number"
+    assert problem(answer, 400) == "Content-Length: must be a number"
 
 
 def test_number_of_event_streams_is_limited(small: World) -> None:
     small.service.streams = 1
     answer = small.ask("GET", "/v1/jobs/digits/events", key="viewer")
-    assert problem(answer, 429) == "too many streams of events are open"
+    assert problem(answer, 429) == "too many event streams are open"
     small.service.streams = 0
     assert problem(small.ask("GET", "/v1/jobs/digits/events", key="operator"), 404)
     assert small.service.streams == 0

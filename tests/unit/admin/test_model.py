@@ -140,7 +140,7 @@ def test_head_request_does_not_read_the_weights(led: World) -> None:
 
 def test_unknown_version_or_job_returns_404(led: World) -> None:
     said = problem(led.ask("GET", f"{MODEL}?version=7"), 404)
-    assert "no version 7 is kept that counts by the audit; kept: 1, 2" in said
+    assert "version 7 of the model is not kept, or was rolled back; kept versions: 1, 2" in said
     assert "no job" in problem(led.ask("GET", "/v1/jobs/letters/model"), 404)
     assert "version" in problem(led.ask("GET", f"{MODEL}?version=oldest"), 422)
 
@@ -153,7 +153,7 @@ def test_stored_model_is_served_while_redis_is_unavailable(led: World) -> None:
 def test_missing_version_returns_503_while_redis_is_unavailable(led: World) -> None:
     led.redis.kill()
     answer = led.ask("GET", f"{MODEL}?version=999999", key="viewer")
-    assert "hot snapshots are not known" in problem(answer, 503)
+    assert "hot snapshots in Redis could not be read" in problem(answer, 503)
 
 
 def test_admin_service_does_not_import_torch() -> None:

@@ -167,7 +167,7 @@ def test_job_cannot_be_deleted_before_its_machines_are_released(rented: World) -
     assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
     for purge in ("", "?purge=true"):
         detail = problem(rented.ask("DELETE", f"/v1/jobs/digits{purge}"), 409)
-        assert '1 machines of the job "digits" are not given back yet' in detail
+        assert '1 machines of the job "digits" are not released yet' in detail
 
     decide(rented, Ended(0, 1, 1100.0, "released"))
     assert rented.ask("DELETE", "/v1/jobs/digits").status_code == 204

@@ -55,7 +55,7 @@ def test_quarantine_is_listed_in_pages_with_possible_actions(held: World) -> Non
         "batch": 1,
         "records": 3,
         "spans": [["clinic-a", 0, 2, 7]],
-        "reason": "poison: its workers died of it",
+        "reason": "poison: its workers died while they computed it",
         "final": "",
     }
     rest = held.get(f"{SHOW}?limit=2&after={first['next']}")
@@ -119,8 +119,8 @@ def test_replayed_batch_cannot_be_requeued(held: World) -> None:
 
 def test_quarantine_is_unknown_if_the_topic_lost_its_beginning(held: World) -> None:
     held.log.expire(Partition(UPDATES, 0), 1)
-    assert "begins at 1" in problem(held.ask("GET", SHOW), 409)
-    assert "begins at 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
+    assert "begins at offset 1" in problem(held.ask("GET", SHOW), 409)
+    assert "begins at offset 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
 
 
 @pytest.mark.parametrize(

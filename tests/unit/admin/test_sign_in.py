@@ -372,9 +372,9 @@ def test_browser_signs_in_with_a_code_that_only_it_can_use(office: Office) -> No
 
     office.issuer.gives = office.issuer.token(groups=["ml-platform"])
     done = f"/sign-in/done?code=c1&state={query['state']}"
-    assert "did not begin" in problem(world.ask("GET", done, key=None), 422)
+    assert "did not start" in problem(world.ask("GET", done, key=None), 422)
     sent = {"Cookie": cookie.partition(";")[0]}
-    assert "did not begin" in problem(
+    assert "did not start" in problem(
         world.ask("GET", "/sign-in/done?code=c1&state=guessed", key=None, headers=sent), 422
     )
     back = world.ask("GET", done, key=None, headers=sent)
@@ -413,14 +413,17 @@ def test_issuer_with_another_name_is_rejected(office: Office) -> None:
     status, said = office.as_whom(office.issuer.token())
 
     assert status == 503
-    assert "says that it is" in said
+    assert "DOLL_OIDC_ISSUER: must be" in said
 
 
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
         ({"DOLL_OIDC_ISSUER": URL}, "DOLL_OIDC_AUDIENCE"),
-        ({"DOLL_OIDC_ISSUER": "http://login.test", "DOLL_OIDC_AUDIENCE": "doll"}, "must be https"),
+        (
+            {"DOLL_OIDC_ISSUER": "http://login.test", "DOLL_OIDC_AUDIENCE": "doll"},
+            "must begin with https",
+        ),
     ],
 )
 def test_unsafe_issuer_settings_are_rejected(environ: dict[str, str], said: str) -> None:

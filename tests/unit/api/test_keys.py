@@ -103,7 +103,7 @@ def test_operator_has_the_rights_of_a_viewer_but_not_vice_versa() -> None:
 def test_create_with_a_used_name_fails_until_it_is_revoked(log: MemoryLog) -> None:
     key_store = KeyStore(log)
     first, _ = key_store.create("ci", "viewer")
-    with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
+    with pytest.raises(ConflictError, match=r'there is already a key "ci".*`doll key revoke ci`'):
         KeyStore(log).create("ci", "operator")
     key_store.revoke("ci")
     second, record = KeyStore(log).create("ci", "operator")
@@ -122,7 +122,9 @@ def test_revoked_key_is_invalid_after_the_next_refresh(log: MemoryLog) -> None:
 
 def test_revoke_of_an_unknown_key_lists_the_known_ones(log: MemoryLog) -> None:
     key_store = KeyStore(log)
-    with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
+    with pytest.raises(
+        NotFoundError, match="keys: none yet; create one with `doll key create NAME`"
+    ):
         key_store.revoke("ci")
     key_store.create("page", "viewer")
     with pytest.raises(NotFoundError, match='there is no key "ci"; keys: page'):
@@ -131,13 +133,13 @@ def test_revoke_of_an_unknown_key_lists_the_known_ones(log: MemoryLog) -> None:
 
 @pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
 def test_create_with_an_invalid_name_raises(log: MemoryLog, name: str) -> None:
-    with pytest.raises(UserError, match="the name of a key must be 1 to 100 lower case letters"):
+    with pytest.raises(UserError, match="name: must be 1 to 100 lower case letters"):
         KeyStore(log).create(name, "viewer")
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31m", "n" * 201])
 def test_create_with_an_invalid_note_raises(log: MemoryLog, note: str) -> None:
-    with pytest.raises(UserError, match="the note of a key must be at most 200 characters"):
+    with pytest.raises(UserError, match="note: must be one line of at most 200 characters"):
         KeyStore(log).create("ci", "viewer", note)
 
 
@@ -161,7 +163,7 @@ def test_first_of_two_concurrent_creations_gets_the_name() -> None:
     key_store = KeyStore(log)
     key_store.read()
     log.meanwhile = lambda: made.append(KeyStore(log).create("ci", "operator")[0])
-    with pytest.raises(ConflictError, match='there is a key "ci" already'):
+    with pytest.raises(ConflictError, match='there is already a key "ci"'):
         key_store.create("ci", "viewer")
     for each in (key_store, KeyStore(log)):
         record = Keys(each.read().values()).role_of(made[0])

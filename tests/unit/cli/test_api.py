@@ -124,7 +124,7 @@ def test_prices_come_from_the_market_of_the_service_or_a_file(world: World, tmp_
 
 def test_invalid_or_insufficient_key_is_reported_with_a_remedy(submitted: World) -> None:
     said = submitted.run("job", "list", key="wrong", code=exits.REFUSED).stderr
-    assert "this key is not valid: give one as --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE" in said
+    assert "the API key is not valid; set --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE" in said
     assert "wrong" not in said
     said = submitted.run("job", "pause", "digits", key="viewer", code=exits.REFUSED).stderr
     assert "needs the role operator" in said
@@ -133,7 +133,7 @@ def test_invalid_or_insufficient_key_is_reported_with_a_remedy(submitted: World)
 
 def test_command_that_needs_kafka_rejects_api_option(world: World) -> None:
     said = world.run("--api", URL, "audit", "digits", code=exits.REFUSED).stderr
-    assert "needs Kafka itself: leave out --api" in said
+    assert "connects to Kafka directly; remove --api" in said
 
 
 def test_command_that_needs_kafka_ignores_doll_api(
@@ -183,8 +183,8 @@ class Answers(httpx2.BaseTransport):
     ("status", "content", "code", "said"),
     [
         (0, b"", exits.UNAVAILABLE, "no DOLL service at http://127.0.0.1:8080 (DOLL_API is not"),
-        (200, b"<html>", exits.UNAVAILABLE, "does not answer as an admin service does"),
-        (200, b"[]", exits.UNAVAILABLE, "does not answer as an admin service does"),
+        (200, b"<html>", exits.UNAVAILABLE, "is not a DOLL admin service"),
+        (200, b"[]", exits.UNAVAILABLE, "is not a DOLL admin service"),
         (302, b"", exits.UNAVAILABLE, "HTTP 302 Found"),
         (500, b"{}", exits.UNAVAILABLE, "HTTP 500 Internal Server Error"),
         (503, b'{"detail": "Kafka is unavailable"}', exits.UNAVAILABLE, "Kafka is unavailable"),
@@ -214,10 +214,10 @@ def test_submit_reports_why_a_job_was_not_checked(
         "common.jobs.check._looked_at", lambda spec, tasks, build: build(spec, tasks)
     )
     said = world.run("job", "submit", "-", typed=own, code=exits.REFUSED).stderr
-    assert "did not end within 60 s; if the task is right" in said
+    assert "did not end within 60 s; if the task is correct" in said
     assert "--unchecked" in said
     said = world.run("job", "submit", "-", "--unchecked", typed=own).stderr
-    assert "not checked: the request says so" in said
+    assert "not checked: the request asks for no check" in said
 
 
 def test_submit_reports_that_it_waits_for_the_check(
@@ -226,4 +226,4 @@ def test_submit_reports_that_it_waits_for_the_check(
     world.log.create_topics([NewTopic("clinic-a", 2)])
     monkeypatch.setattr("services.cli.commands.job._PATIENCE_S", 0.0)
     said = world.run("job", "submit", "-", typed=JOB).stderr
-    assert "waiting for the check of the job" in said
+    assert "waiting: the service builds the job's task" in said

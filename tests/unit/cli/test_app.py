@@ -164,5 +164,5 @@ def test_unavailable_server_is_reported_in_one_line_with_a_remedy(world: World) 
     ):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert f"choose another with {option})" in result.stderr
+        assert f"use {option} to name another server)" in result.stderr
         assert result.stderr.count("\n") == 1

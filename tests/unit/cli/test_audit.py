@@ -73,7 +73,7 @@ def test_audit_lists_a_complete_history_by_version(world: World) -> None:
     result = world.run("audit", "digits")
     assert "clinic-a[0]@0:4" in result.stdout
     assert "quarantined: batch 2, poison" in result.stdout
-    assert "digits: whole: 4 records built 1 versions, each of them once" in result.stdout
+    assert "digits: complete: 4 records built 1 versions, each used once" in result.stdout
 
 
 def test_audit_json_contains_everything(world: World) -> None:
@@ -91,7 +91,10 @@ def test_audit_json_contains_everything(world: World) -> None:
 @pytest.mark.parametrize(
     ("updates", "flaw"),
     [
-        ((update(1, batch(0, 0, 2)), update(2, batch(0, 0, 2))), "used twice: batch 0 again in"),
+        (
+            (update(1, batch(0, 0, 2)), update(2, batch(0, 0, 2))),
+            "used twice: batch 0 is used again in",
+        ),
         ((update(1, batch(9, 0, 2)),), "never claimed: batch 9 of version 1"),
         ((update(1, batch(0, 0, 2)), update(2, batch(1, 2, 5))), "overlap: clinic-a[0]@2:5"),
     ],
@@ -121,9 +124,10 @@ def test_audit_with_expired_records_reports_them_and_is_not_whole(
     assert "records expired: 3\n" in shown
     assert "expired: clinic-a[0]@2:5" in shown
     sentence = (
-        "not whole: expired: 3 (deleted from Kafka before they were trained); 2 records built"
+        "incomplete: 3 records expired (deleted from Kafka before they were trained);"
+        " 2 records built"
     )
-    assert f"digits: {sentence} 1 versions, each of them once" in shown
+    assert f"digits: {sentence} 1 versions, each used once" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     assert (data["whole"], data["expired_records"]) == (False, 3)
     assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
@@ -157,7 +161,7 @@ def test_audit_does_not_count_updates_that_a_takeover_reverted(world: World) -> 
     )
     result = world.run("audit", "digits")
     assert "takeovers: 1" in result.stdout
-    assert "updates taken back: 1" in result.stdout
+    assert "updates rolled back: 1" in result.stdout
 
 
 def test_audit_of_an_asynchronous_job_shows_staleness_of_each_update(world: World) -> None:
@@ -168,7 +172,7 @@ def test_audit_of_an_asynchronous_job_shows_staleness_of_each_update(world: Worl
     assert "mode" in shown
     assert "stale  0 of 2" in shown
     assert "stale  1 of 2" in shown
-    assert "switches of synchronisation: 0" in shown
+    assert "synchronisation switches: 0" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     fields = ("mode", "stale", "scale", "learning_rate", "synchrony")
     versions = [tuple(each[field] for field in fields) for each in data["versions"]]
@@ -182,7 +186,7 @@ def test_audit_skips_records_that_do_not_parse(world: World) -> None:
     world.write(
         "doll.digits.updates", encode_audit(LEAD), b"{}", encode_audit(update(1, batch(1, 0, 2)))
     )
-    assert "whole: 2 records" in world.run("audit", "digits").stdout
+    assert "complete: 2 records" in world.run("audit", "digits").stdout
 
 
 def test_audit_fails_on_records_of_a_later_format(world: World) -> None:
@@ -198,7 +202,7 @@ def test_audit_of_topics_that_lost_their_beginning_is_incomplete(world: World) -
     happened(world, CLAIMS, (LEAD,))
     world.log.expire(Partition("doll.digits.control", 0), 1)
     result = world.run("audit", "digits", code=exits.AUDIT_INCOMPLETE)
-    assert "doll.digits.control begins at 1" in result.stderr
+    assert "the records of doll.digits.control before offset 1 were deleted" in result.stderr
 
 
 def test_audit_with_last_option_shows_only_the_last_versions(world: World) -> None:

@@ -37,7 +37,7 @@ def test_restore_brings_back_jobs_and_keys_unchanged(world: World, tmp_path: Pat
     job, keys = JobOperations(world.log).get(JOB), KeyStore(world.log).read()
 
     saved = world.run("backup", str(file)).stdout
-    assert saved == f"{file} has 1 record of doll.jobs and 3 records of doll.keys\n"
+    assert saved == f"saved to {file}: 1 record of doll.jobs and 3 records of doll.keys\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lose(world)
     output = world.run("restore", str(file)).stdout
@@ -54,7 +54,7 @@ def test_restore_over_a_changed_job_needs_the_replace_option(world: World, tmp_p
     world.run("backup", file)
     JobOperations(world.log).patch(JOB, "later", wanted="paused")
     refused = world.run("restore", file, code=exits.REFUSED)
-    assert f"doll.jobs has other records of {JOB}" in refused.stderr
+    assert f"doll.jobs: already has other records of {JOB}" in refused.stderr
     assert JobOperations(world.log).get(JOB).wanted == "paused"
     world.run("restore", file, "--replace")
     assert JobOperations(world.log).get(JOB).wanted == "running"
@@ -64,8 +64,8 @@ def test_restore_over_a_changed_job_needs_the_replace_option(world: World, tmp_p
     ("lost", "reason"),
     [
         ((topics.JOBS, topics.KEYS), "there is nothing to save"),
-        ((topics.JOBS,), "has 1 records of doll.jobs, and Kafka has 0: it has lost some"),
-        ((topics.KEYS,), "has 2 records of doll.keys, and Kafka has 0: it has lost some"),
+        ((topics.JOBS,), "has 1 records of doll.jobs, but Kafka has only 0; Kafka has lost some"),
+        ((topics.KEYS,), "has 2 records of doll.keys, but Kafka has only 0; Kafka has lost some"),
     ],
 )
 def test_backup_of_a_topic_that_lost_records_keeps_the_previous_file(
@@ -88,7 +88,7 @@ def test_backup_does_not_overwrite_a_file_that_is_no_backup(world: World, tmp_pa
     submitted(world)
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
-    assert "is no backup of DOLL" in world.run("backup", str(file), code=exits.REFUSED).stderr
+    assert "is not a backup of DOLL" in world.run("backup", str(file), code=exits.REFUSED).stderr
     assert file.read_text() == "chapter 1"
 
 
@@ -119,7 +119,7 @@ def test_restore_of_a_file_that_is_no_backup_is_rejected(
 ) -> None:
     file = tmp_path / "other.json"
     file.write_bytes(content)
-    assert "is no backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
+    assert "is not a backup of DOLL" in world.run("restore", str(file), code=exits.REFUSED).stderr
 
 
 def test_unreadable_or_unwritable_backup_file_is_named(world: World, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_result_is_found_among_warnings_of_libraries(said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "said"), [(1, RESULT), (-9, "it said nothing"), (0, "it said nothing")]
+    ("exit_code", "said"), [(1, RESULT), (-9, "it wrote no output"), (0, "it wrote no output")]
 )
 def test_failed_or_empty_test_run_is_an_error_with_its_output(exit_code: int, said: str) -> None:
     with pytest.raises(DollError) as failed:

@@ -61,7 +61,7 @@ def submitted(world: World) -> None:
 def test_submit_creates_a_job_from_a_file(world: World, file: str) -> None:
     world.log.create_topics([NewTopic("clinic-a", 3)])
     result = world.run("job", "submit", file)
-    assert result.stdout == "job digits submitted: 3 partitions of clinic-a, from earliest on\n"
+    assert result.stdout == "job digits submitted: 3 partitions of clinic-a, starting at earliest\n"
     assert "digits" in world.run("job", "list").stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert shown["spec"]["batch_size"] == 2
@@ -75,7 +75,7 @@ def test_submit_creates_a_job_from_a_file(world: World, file: str) -> None:
         ("group_size: 1", "group_size: 0", "group_size: must be at least 1, got 0"),
         ("clinic-a", "clinic-x", 'streams: there is no topic "clinic-x"'),
         ("classes: 10", "classes: ten", "task 'image-classifier': Expected `int`, got `str`"),
-        ("classes: 10", "classes: 10, width: 9", "change the field or the options of the task"),
+        ("classes: 10", "classes: 10, width: 9", "change the field or the task's option"),
         ("classes: 10", "clases: 10", "its options are classes, channels, height, width, network"),
     ],
 )
@@ -96,7 +96,7 @@ def test_submit_of_an_unreadable_file_names_it(world: World, tmp_path: Path) -> 
     result = world.run("job", "submit", str(tmp_path / "binary"), code=exits.REFUSED)
     assert "cannot be read as text" in result.stderr
     result = world.run("job", "submit", "-", typed=b"\xff\xfe\xfd", code=exits.REFUSED)
-    assert "-: cannot be read as text" in result.stderr
+    assert "standard input: cannot be read as text" in result.stderr
 
 
 def test_job_can_be_paused_resumed_and_stopped(world: World) -> None:
@@ -126,7 +126,7 @@ def test_change_prints_the_settings_and_records_the_reason(world: World) -> None
     result = world.run("job", "change", "digits", "--deadline", "none")
     assert "changed: deadline_s none (revision 2)\n" in result.stdout
     result = world.run("job", "change", "digits", "--group-size", "4")
-    assert result.stdout == "job digits has these settings already: nothing was changed\n"
+    assert result.stdout == "job digits already has these settings; nothing was changed\n"
 
 
 def test_change_accepts_blocks_of_settings(world: World) -> None:
@@ -178,7 +178,7 @@ def test_invalid_change_is_rejected(world: World, options: tuple[str, ...], mess
 def test_delete_needs_a_stopped_job(world: World) -> None:
     submitted(world)
     result = world.run("job", "delete", "digits", code=exits.REFUSED)
-    assert "is running: stop it first, with `doll job stop digits`" in result.stderr
+    assert "is running; stop it first, with `doll job stop digits`" in result.stderr
     world.run("job", "stop", "digits")
     assert "job digits is deleted" in world.run("job", "delete", "digits").stdout
     assert "no jobs yet" in world.run("job", "list").stdout
@@ -190,21 +190,26 @@ def test_purge_lists_what_it_removes_asks_and_frees_the_name(world: World) -> No
     world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
     purge = "job", "delete", "digits", "--purge"
     output = world.run(*purge, code=exits.REFUSED).stderr
-    assert "is running: stop it first, with `doll job stop digits`" in output
+    assert "is running; stop it first, with `doll job stop digits`" in output
     world.run("job", "stop", "digits")
     asked = world.run(*purge, typed="n\n", code=1).stdout
     assert "would be removed: topic doll.digits.updates, 2 records" in asked
     assert "would be removed: 1 files in object storage" in asked
-    assert "stays: dead letters" in asked
+    assert "kept: dead letters" in asked
     assert "digits" in world.run("job", "list").stdout
     output = world.run(*purge, typed="y\n").stdout
-    assert "the name digits is free\nremoved: topic doll.digits.control, 0 records\n" in output
+    assert (
+        "the name digits can be used again\nremoved: topic doll.digits.control, 0 records\n"
+        in output
+    )
     assert world.blobs.content == {}
     submitted(world)
     assert JobStore(world.log).get("digits").id == "digits.I2"
     world.run("job", "stop", "digits")
     assert "doll.digits.I2.updates" in world.run(*purge, "--yes").stdout
-    assert "goes with" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
+    assert (
+        "needs --purge" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
+    )
     output = world.run("job", "delete", "digit", "--purge", "--yes", code=exits.REFUSED).stderr
     assert 'there is no job "digit", and nothing is left of one' in output
 
@@ -406,7 +411,7 @@ def test_list_shows_the_state_of_each_job_and_its_unused_records(world: World) -
     claimed(world, 1, skipped=2)
     shown = world.run("job", "list").stdout
     assert "waiting for a coordinator" in shown
-    assert "none leads digits yet: `doll coordinator` starts one" in shown
+    assert "no coordinator leads digits yet; `doll coordinator` starts one" in shown
     world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
     assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
     world.board("digits").hold_lease("c1", 60.0)
@@ -437,7 +442,7 @@ def test_stop_of_a_finished_job_leaves_it_finished_and_says_so(world: World) -> 
     submitted(world)
     JobStore(world.log).finish("digits", "400 updates applied", 0)
     output = world.run("job", "stop", "digits", "--reason", "enough").stdout
-    assert output == "job digits has finished and stays as it is: 400 updates applied\n"
+    assert output == "job digits has finished and does not change: 400 updates applied\n"
     assert "finished: 400 updates applied" in world.run("job", "list").stdout
     assert "is resumed" in world.run("job", "resume", "digits").stdout
     output = world.run("job", "stop", "digits", "--reason", "enough").stdout
@@ -468,7 +473,7 @@ def test_resume_after_loss_needs_a_held_job(world: World) -> None:
     refused = world.run("job", "resume", "digits", "--after-loss", code=3)
     assert "is not held" in refused.stderr
     refused = world.run("job", "resume", "digits", "--from-start", code=3)
-    assert "goes with --after-loss" in refused.stderr
+    assert "needs --after-loss" in refused.stderr
     job_store = JobStore(world.log)
     job_store.hold(job_store.get("digits"), "the updates topic lost records")
 
@@ -492,7 +497,7 @@ def test_resume_after_loss_continues_without_the_awaited_checkpoint(world: World
 def test_resume_reads_a_recreated_topic_from_the_given_position(world: World) -> None:
     submitted(world)
     job_store = JobStore(world.log)
-    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and recreated")
     assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
 
     world.run("job", "resume", "digits", "--from", "latest")

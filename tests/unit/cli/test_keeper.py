@@ -67,17 +67,17 @@ def test_running_process_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        (7, "ended with status 7 after 3 s; it said last: NameError: no such loss"),
-        (-9, "was ended by SIGKILL after 3 s; it said last: NameError: no such loss"),
-        (-11, "was ended by SIGSEGV after 3 s; its log has the stacks of its threads"),
-        (-40, "was ended by signal 40 after 3 s; it said last: NameError: no such loss"),
+        (7, "ended with status 7 after 3 s; last line of its log: NameError: no such loss"),
+        (-9, "was killed by SIGKILL after 3 s; last line of its log: NameError: no such loss"),
+        (-11, "was killed by SIGSEGV after 3 s; its log has the stack of each thread"),
+        (-40, "was killed by signal 40 after 3 s; last line of its log: NameError: no such loss"),
     ],
 )
 def test_death_is_reported_once_in_one_line(code: int, line: str) -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0)
     guest.exit_code = code
-    assert keeper.look(3.0) == f"worker-1 {line}; it is restarted in 1 s"
+    assert keeper.look(3.0) == f"worker-1 {line}; restarting it in 1 s"
     assert keeper.look(3.5) == ""
     assert guest.starts == 0
     assert keeper.look(4.0) == ""
@@ -87,7 +87,7 @@ def test_death_is_reported_once_in_one_line(code: int, line: str) -> None:
 def test_death_of_a_silent_process_is_reported() -> None:
     guest = Guest()
     guest.exit_code, guest.words = 1, ""
-    assert "it said last: nothing;" in Keeper(guest, 0.0).look(1.0)
+    assert "last line of its log: empty;" in Keeper(guest, 0.0).look(1.0)
 
 
 def test_pause_doubles_after_each_short_life_up_to_the_longest() -> None:
@@ -124,7 +124,7 @@ def test_essential_process_is_given_up_after_several_short_lives() -> None:
     for _ in range(SHORT_LIVES - 1):
         now += next_pause_s(keeper, guest, now)
     guest.exit_code = 1
-    with pytest.raises(DollError, match=r"^worker-1 cannot be kept up: ended with status 1 after"):
+    with pytest.raises(DollError, match=r"^worker-1 keeps failing: ended with status 1 after"):
         keeper.look(now)
 
 

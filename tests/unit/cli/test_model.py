@@ -123,20 +123,22 @@ def test_pull_of_an_invalid_version_is_rejected(led: World, tmp_path: Path) -> N
         "-1",
     )
     result = led.run(*arguments, code=exits.REFUSED)
-    assert 'a version is a number, "newest" or "best", got "-1"' in result.stderr
+    assert 'version: must be a number, "newest" or "best", got "-1"' in result.stderr
 
 
 def test_pull_of_an_unknown_version_lists_the_known_ones(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"), "--version", "7")
     result = led.run(*arguments, code=exits.REFUSED)
-    assert "no version 7 is kept that counts by the audit; kept: 1" in result.stderr
+    assert (
+        "version 7 of the model is not kept, or was rolled back; kept versions: 1" in result.stderr
+    )
 
 
 def test_pull_before_the_first_model_says_that_none_exists(led: World, tmp_path: Path) -> None:
     arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m.safetensors"))
     result = led.run(*arguments, code=exits.REFUSED)
-    assert "no model is kept that counts by the audit; kept: none yet" in result.stderr
+    assert "a model is not kept, or was rolled back; kept versions: none yet" in result.stderr
 
 
 def test_pull_takes_a_checkpoint_without_redis(led: World, tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
         from_bytes(data)
     with pytest.raises(CorruptError, match="does not parse"):
         from_checkpoint(store.open(ModelId(0, 1)))
-    with pytest.raises(CorruptError, match=r"without trainer.safetensors"):
+    with pytest.raises(CorruptError, match=r"has no trainer.safetensors"):
         from_checkpoint(store.open(ModelId(0, 2)))
 
 
@@ -197,7 +199,7 @@ def test_snapshot_of_a_later_format_is_distinguished_from_a_torn_one(world: Worl
 
 
 def test_model_list_shows_effective_versions_and_their_place(led: World) -> None:
-    assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
+    assert "no version of digits is stored yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     # The second leader rolled this version back.
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))

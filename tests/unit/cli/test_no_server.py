@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import World
 
 CLOSED = "127.0.0.1:1"
-NO_KAFKA = f"error: no Kafka at {CLOSED} (DOLL_KAFKA): start it, or name another"
-NO_SERVICE = f"error: no DOLL service at http://{CLOSED} (DOLL_API): start it, or name another"
+NO_KAFKA = f"error: no Kafka at {CLOSED} (DOLL_KAFKA); start it, or set another address"
+NO_SERVICE = f"error: no DOLL service at http://{CLOSED} (DOLL_API); start it, or set another URL"
 WITHIN_S = 10.0
 
 COMMANDS = {
@@ -89,8 +89,8 @@ def test_command_without_its_server_ends_within_ten_seconds(command: str) -> Non
 def test_command_without_a_named_service_explains_how_to_start_one(world: World) -> None:
     said = world.run("job", "list", code=exits.UNAVAILABLE, end=_Nobody()).stderr
     assert said == (
-        "error: no DOLL service at http://127.0.0.1:8080 (DOLL_API is not set): start one with"
-        ' "doll up", or name yours with DOLL_API\n'
+        "error: no DOLL service at http://127.0.0.1:8080 (DOLL_API is not set); start one with"
+        " `doll up`, or set DOLL_API to its URL\n"
     )
 
 

@@ -56,7 +56,7 @@ def test_submit_from_copies_an_effective_checkpoint(led: World, source: str, ver
     result = led.run("job", "submit", "-", "--from", source, typed=NEXT)
     assert "job next submitted" in result.stdout
     assert (
-        f"it begins with the checkpoint 0-{version} of digits: weights and optimizer state (adam)"
+        f"the job starts from the checkpoint 0-{version} of digits: weights and optimizer state"
         in result.stdout
     )
     (blob,) = led.blobs.names("next/")
@@ -88,7 +88,7 @@ def test_origin_copy_survives_deletion_of_its_checkpoint(led: World) -> None:
 def test_submit_from_with_another_optimizer_copies_only_weights(led: World) -> None:
     text = NEXT.replace("name: adam", "name: sgd")
     result = led.run("job", "submit", "-", "--from", "digits", typed=text)
-    assert "weights alone, for the optimizer was adam and is sgd now" in result.stdout
+    assert "weights only, because the optimizer was adam and is sgd now" in result.stdout
     (blob,) = led.blobs.names("next/")
     trainer_of(parse_job(text), ())().restore(led.blobs.content[blob])
 
@@ -97,7 +97,7 @@ def test_submit_from_skips_a_torn_checkpoint(led: World) -> None:
     (part,) = [n for n in led.blobs.names("") if n.endswith("000000000002/trainer.safetensors")]
     led.blobs.put(part, b"torn")
     result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT)
-    assert "it begins with the checkpoint 0-1 of digits" in result.stdout
+    assert "the job starts from the checkpoint 0-1 of digits" in result.stdout
     assert shown(led, "next")["origin"]["version"] == 1
 
 
@@ -105,10 +105,14 @@ def test_submit_from_skips_a_torn_checkpoint(led: World) -> None:
     ("source", "change", "message"),
     [
         ("digit", ("", ""), 'there is no job "digit"; jobs: digits'),
-        ("digits@", ("", ""), 'a version is a number, "newest" or "best", got ""'),
-        ("digits@last", ("", ""), 'a version is a number, "newest" or "best", got "last"'),
-        ("digits@3", ("", ""), "no version 3 is kept that counts by the audit; kept: 1, 2"),
-        ("digits", ("name: next", "name: digits"), 'the name "digits" belongs to a job'),
+        ("digits@", ("", ""), 'version: must be a number, "newest" or "best", got ""'),
+        ("digits@last", ("", ""), 'version: must be a number, "newest" or "best", got "last"'),
+        (
+            "digits@3",
+            ("", ""),
+            "version 3 of the model is not kept, or was rolled back; kept versions: 1, 2",
+        ),
+        ("digits", ("name: next", "name: digits"), 'there is already a job "digits"'),
         ("digits", ("clinic-a", "clinic-x"), 'there is no topic "clinic-x"'),
     ],
 )
@@ -126,7 +130,7 @@ def test_submit_from_without_object_storage_is_rejected_with_the_reason(led: Wor
     arguments = ("job", "submit", "-", "--from", "digits")
     result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")
     assert (
-        "from: digits: checkpoints are in object storage, and the service names none"
+        "from: digits requires object storage, but DOLL_BLOBS of this process is not"
         in result.stderr
     )
 

@@ -100,7 +100,7 @@ def test_plan_with_an_impossible_deadline_is_no_error(world: World) -> None:
     assert (found["feasible"], found["spot"], found["binding"]) == (False, 0, "infeasible")
     shown = world.run("plan", *options(deadline=6399)).stdout
     assert "feasible" in shown
-    assert "what comes nearest" in shown
+    assert "the closest plan" in shown
 
 
 def test_plan_shows_workers_limit_and_curve(world: World) -> None:
@@ -153,9 +153,9 @@ def test_rates_are_read_from_a_file(world: World, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "must have at least 1 entries"),
-        ("125\nmany\n", "line 2: no rate in 'many'"),
+        ("125\nmany\n", "line 2: must be a number, got 'many'"),
         ("125\n-1\n", "--rates[1]: must be at least 0.0, got -1.0"),
-        ("0\n0\n", "all are 0: without arrivals nothing is ever done"),
+        ("0\n0\n", "must have a rate above 0, got only 0"),
         ("125\nnan\n", "--rates[1]: must be a finite number"),
     ],
 )
@@ -218,16 +218,16 @@ def test_missing_options_are_named(world: World) -> None:
 
 
 def test_conflicting_or_missing_rates_are_rejected(world: World, tmp_path: Path) -> None:
-    for without, where in (("--workers", "a rate is"), ("--rate", "workers are")):
+    for without, where in (("--workers", "rate"), ("--rate", "number of workers")):
         said = world.run("plan", *options(without), code=exits.REFUSED).stderr
-        assert said == f"error: {without}: must be given where {where}\n"
+        assert said == f"error: {without}: must be given with a {where}\n"
     said = world.run("plan", *options("--workers", "--rate"), code=exits.REFUSED).stderr
     assert said == (
-        "error: --workers, --rate: must be given, or one rate for each worker, or a job\n"
+        "error: --workers, --rate: must be given, or a rate for each worker, or a job\n"
     )
     (tmp_path / "r").write_text("5\n")
     said = world.run("plan", *options(rates=tmp_path / "r"), code=exits.REFUSED).stderr
-    assert "--rates: stand instead of a number of workers" in said
+    assert "--rates: conflicts with a number of workers" in said
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_infinite_runtime_is_null_in_json_and_never_done_in_text(world: World) -
     line = options(availability=0, spot=64)
     found = planned(world, *line)
     assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
-    assert "never done" in world.run("plan", *line).stdout
+    assert "never finishes" in world.run("plan", *line).stdout
 
 
 @given(st.sets(st.integers(0, 60)))
@@ -267,7 +267,7 @@ def test_many_ranges_are_shortened(world: World, tmp_path: Path) -> None:
     file = tmp_path / "rates.txt"
     file.write_text("\n".join(["10", "250"] * 40))
     line = options("--workers", "--rate", rates=file, updates=9000, deadline=4600)
-    assert ", ... (all of them: --json)" in world.run("plan", *line).stdout
+    assert ", ... (--json has all)" in world.run("plan", *line).stdout
 
 
 def test_answer_contains_the_sufficient_numbers_of_spot_workers() -> None:
@@ -313,7 +313,7 @@ def test_plan_of_a_market_file_covers_each_pool_and_takes_the_cheapest(
     assert west["expected_cost_usd"] < east["expected_cost_usd"]
     shown = world.run("plan", *options(*UNSAID, market=market_file)).stdout
     assert re.search(r"^ *east +0.158 +90.00 % +1,000 s +30 ", shown, re.MULTILINE)
-    assert "of pool west" in shown
+    assert "spot pool west" in shown
 
 
 def test_recorded_availability_belongs_to_the_pool_named_like_its_file(
@@ -332,7 +332,7 @@ def test_recorded_availability_belongs_to_the_pool_named_like_its_file(
     stray = world.run(
         "plan", *options(*UNSAID, market=market_file, traces=folder), code=exits.REFUSED
     )
-    assert "south is none of the market's spot pools (east, west)" in stray.stderr
+    assert "the market has no spot pool 'south'" in stray.stderr
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_recorded_availability_belongs_to_the_pool_named_like_its_file(
     [
         ({"market": "seconds,usd\n0,0.10\n300,x\n600,0.1\n"}, "west: prices.csv: row 3 cannot"),
         ({"traces": "seconds,n\n0,1\n900,0\n600,1\n"}, "east: east.csv: row 4 (600 s) is 300 s"),
-        ({"traces": None}, "traces: holds no recording (.csv, .json, .txt; also .gz or .xz)"),
+        ({"traces": None}, "traces: has no file that ends with .csv, .json, .txt"),
     ],
     ids=["price", "order", "none"],
 )
@@ -364,7 +364,10 @@ def test_invalid_recording_is_reported_with_pool_and_row(
 
 def test_option_that_repeats_the_market_file_is_rejected(world: World, market_file: Path) -> None:
     refused = world.run("plan", *options(market=market_file), code=exits.REFUSED)
-    assert "--availability: --market says it: leave one of both out" in refused.stderr
+    assert (
+        "--availability: conflicts with --market, which gives this value; remove one"
+        in refused.stderr
+    )
 
 
 BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
@@ -400,7 +403,7 @@ def test_bids_for_a_backlog_are_reported_with_figures_from_past_prices(
     [
         (BACKLOG[1:], {"gradient": 0.2}, "--rate: a stream cannot go faster than it arrives"),
         (BACKLOG[:1], {}, "--gradient: must be given for bidbrain"),
-        (BACKLOG[:1], {"gradient": 0.2, "spot": 3}, "--spot: bidbrain looks at what work costs"),
+        (BACKLOG[:1], {"gradient": 0.2, "spot": 3}, "--spot: does not apply to bidbrain"),
     ],
     ids=["live stream", "no gradient", "a number"],
 )
@@ -414,4 +417,4 @@ def test_bids_without_a_backlog_are_rejected_with_the_reason(
 def test_help_has_an_example_and_explains_the_status_of_infeasible(world: World) -> None:
     text = " ".join(world.run("plan", "--help").stdout.split())
     assert "Example: doll plan --workers 64" in text
-    assert "the exit status is 0" in text
+    assert "the exit status is still 0" in text

@@ -47,8 +47,8 @@ def test_produce_reports_a_request_for_more_records_than_exist(world: World) -> 
     result = world.run("produce", "digits", *options)
     assert len(values(world, "a")) == 1438
     assert (
-        "digits has 1,438 records, fewer than the 6,000 asked for: --repeat starts again at the"
-        " end\n" in result.stderr
+        "digits has only 1,438 of the 6,000 requested records; add --repeat to send them again\n"
+        in result.stderr
     )
 
 
@@ -125,14 +125,14 @@ def test_produce_sends_csv_rows_unchanged_and_describe_proposes_a_job(
     path.write_text("id,colour,size,label\n" + "7,red,1.5,cat\n8,,,dog\n" * 3)
     options = ["--create-partitions", "1", "--in-order", "--rows", "--leave-out", "id"]
     output = world.run("produce", str(path), "--topic", "t", *options).stderr
-    assert "doll topic describe t: proposes how a job reads them" in output
+    assert "run `doll topic describe t`" in output
     rows = [
         b'{"colour":"red","size":1.5,"label":"cat"}',
         b'{"colour":null,"size":null,"label":"dog"}',
     ]
     assert values(world, "t") == rows * 3
     assert world.run("topic", "describe", "t").stdout.splitlines() == [
-        "# 6 of 6 records decode so",
+        "# 6 of 6 records decode with this proposal",
         "records:",
         "  codec: json",
         "  fields:",
@@ -145,7 +145,7 @@ def test_produce_sends_csv_rows_unchanged_and_describe_proposes_a_job(
     assert b'"size":"1.5"' in (values(world, "t")[-2] or b"")
     options += ["--label", "size"]
     refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
-    assert "rows are sent as they are: leave --label out" in refused
+    assert "--label cannot be used with --rows" in refused
 
 
 def test_produce_creates_no_topic_unless_requested(world: World) -> None:
@@ -156,9 +156,9 @@ def test_produce_creates_no_topic_unless_requested(world: World) -> None:
 @pytest.mark.parametrize(
     ("topic", "expected"),
     [
-        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
+        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic; use up to 245 letters"),
         ("..", "error: --topic: '..' cannot be a Kafka topic"),
-        ("doll.digits.updates", "error: --topic: 'doll.digits.updates': names with doll. are res"),
+        ("doll.digits.updates", "error: --topic: 'doll.digits.updates' is reserved; use a name"),
     ],
 )
 def test_produce_to_a_reserved_or_invalid_topic_is_rejected(
@@ -179,12 +179,12 @@ def test_invalid_produce_command_is_rejected_in_one_line(world: World, tmp_path:
     np.savez(tmp_path / "plain.npz", a=np.arange(3))
     for arguments, message in (
         (["nowhere.csv"], "nowhere.csv: there is no such file"),
-        ([str(tmp_path / "odd.npz")], "field 'a' holds complex128; records may hold uint8"),
-        ([str(tmp_path / "plain.npz"), "--warp"], "warps need a field `image`"),
-        (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
-        (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
+        ([str(tmp_path / "odd.npz")], "field 'a': must be one of uint8"),
+        ([str(tmp_path / "plain.npz"), "--warp"], "--warp: needs a field `image`"),
+        (["digits", "--codec", "avro"], "--codec: must be tensor or json, got 'avro'"),
+        (["digits", "--max-lag", "5"], "--job, --max-lag: give both or neither"),
         (["digits", "--label", "x"], "no columns"),
-        ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),
+        ([str(tmp_path / "plain.npz"), "--rows"], "can only be chosen in CSV files"),
     ):
         result = world.run(
             "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED
@@ -197,7 +197,7 @@ def test_produce_without_kafka_is_reported_with_a_remedy(world: World) -> None:
     world.log.go_away()
     result = world.run("produce", "digits", "--topic", "a", code=exits.UNAVAILABLE)
     assert result.stderr.startswith("error: ")
-    assert "choose another with --kafka" in result.stderr
+    assert "use --kafka to name another server" in result.stderr
 
 
 def test_produce_writes_from_the_beginning_of_a_partition(world: World) -> None:
@@ -216,7 +216,7 @@ def test_produce_held_out_sends_only_the_test_digits(world: World) -> None:
 def test_produce_held_out_of_a_file_is_rejected(world: World) -> None:
     arguments = ("produce", "market.csv", "--topic", "a", "--held-out")
     result = world.run(*arguments, code=exits.REFUSED)
-    assert "--held-out: only the digits are split" in result.stderr
+    assert "--held-out: only `digits` has a test set" in result.stderr
 
 
 @pytest.mark.parametrize(

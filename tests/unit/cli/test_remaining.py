@@ -123,14 +123,14 @@ def test_plan_needs_options_that_the_job_does_not_define(
 ) -> None:
     running(world, JOB.replace(*change))
     said = world.run("plan", *from_job(), code=exits.REFUSED).stderr
-    assert said == f"error: {option}: must be given, and the job paper does not say\n"
+    assert said == f"error: {option}: must be given; the job paper does not have it\n"
     world.run("plan", *from_job(), option, "100")
 
 
 def test_plan_of_a_job_without_batches_needs_a_rate(world: World) -> None:
     submitted(world)
     said = world.run("plan", *from_job(), code=exits.REFUSED).stderr
-    assert "error: --rate: the batches of paper do not say yet how fast records arrive" in said
+    assert "error: --rate: the arrival rates of paper are not known yet" in said
     assert (
         'there is no job "other"'
         in world.run("plan", *from_job(job="other"), code=exits.REFUSED).stderr
@@ -141,7 +141,7 @@ def test_plan_of_a_job_that_reassigns_streams_warns_about_its_assumption(world: 
     running(world, JOB.replace("on_preemption: hold", "on_preemption: reassign"))
     assert "on_preemption: reassign" in world.run("plan", *from_job()).stderr
     world.run("job", "change", "paper", "--synchronisation", "asynchronous")
-    assert "paper is not synchronous, or not always" in world.run("plan", *from_job()).stderr
+    assert "paper is not always synchronous" in world.run("plan", *from_job()).stderr
 
 
 def test_reverted_updates_count_as_remaining(world: World) -> None:

@@ -46,7 +46,7 @@ BAD = batch(1, 2, 7, Skipped("clinic-a", 0, 3, "no label", (2,)))  # 3 and 5
 QUARANTINE = (
     LEAD,
     Quarantined(0, POISON, "poison: raised: KeyError"),
-    Quarantined(0, BAD, "poison: its workers died of it"),
+    Quarantined(0, BAD, "poison: its workers died while they computed it"),
     Quarantined(0, GONE, "expired"),
 )
 
@@ -89,7 +89,7 @@ def test_requeue_without_batches_lists_the_quarantine(world: World) -> None:
     assert "nothing: expired" in output
     assert "--batch OFFSET" in output
     refused = world.run("job", "replay", "digits", code=exits.REFUSED).stderr
-    assert "`doll job requeue digits` lists them" in refused
+    assert "`doll job requeue digits` lists the batches" in refused
     assert written(world) == list(QUARANTINE)
 
 
@@ -101,7 +101,7 @@ def test_requeue_without_reported_offset_is_confirmed_by_its_content(
 
     output = world.run("job", "requeue", "digits", "--batch", "0").stdout
 
-    assert "batch 0: waits again" in output
+    assert "batch 0: requeued" in output
     assert POISON in history(world).requeued.values()
 
 
@@ -111,7 +111,7 @@ def test_replay_of_a_batch_with_compacted_records_writes_nothing(world: World) -
 
     output = world.run("job", "replay", "digits", "--batch", "0").stdout
 
-    assert "batch 0: some of its records were deleted, nothing is written" in output
+    assert "batch 0: not written, because Kafka deleted some of its records" in output
     assert written(world) == list(QUARANTINE)
 
 
@@ -119,9 +119,9 @@ def test_requeue_and_replay_of_an_empty_quarantine_do_nothing(world: World) -> N
     happened(world, LEAD)
 
     output = world.run("job", "requeue", "digits", "--all").stdout
-    assert output == "nothing is quarantined in digits\n"
+    assert output == "digits has no quarantined batches\n"
     output = world.run("job", "replay", "digits", "--all").stdout
-    assert output == "0 records of digits were written again\n"
+    assert output == "written: 0 records of digits\n"
 
 
 def test_requeue_all_releases_every_batch_once(world: World) -> None:
@@ -129,11 +129,11 @@ def test_requeue_all_releases_every_batch_once(world: World) -> None:
 
     output = world.run("job", "requeue", "digits", "--all").stdout
 
-    assert output.endswith("2 of 2 batches of digits wait for an update again\n")
+    assert output.endswith("2 of 2 batches of digits were requeued\n")
     assert history(world).requeued == {0: POISON, 1: BAD}
     assert set(history(world).quarantined) == {2}
     again = world.run("job", "requeue", "digits", "--batch", "1").stdout
-    assert again.startswith("batch 1: was requeued before: nothing was done\n0 of 1 batches")
+    assert again.startswith("batch 1: not changed, because it was requeued before\n0 of 1 batches")
     refused = world.run("job", "replay", "digits", "--batch", "1", code=exits.REFUSED)
     assert "batch 1 of digits is not quarantined" in refused.stderr
     assert len(written(world)) == len(QUARANTINE) + 2
@@ -147,9 +147,7 @@ def test_replay_of_one_batch_omits_its_bad_records(
 
     output = world.run("job", "replay", "digits", "--batch", "1").stdout
 
-    assert output == (
-        "batch 1: 3 records were written again\n3 records of digits were written again\n"
-    )
+    assert output == ("batch 1: 3 records were written\nwritten: 3 records of digits\n")
     assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4"), (b"k6", b"r6")]
     assert isinstance(written(world)[-1], Replayed)
     for command, words in (("requeue", "was replayed"), ("replay", "was replayed")):
@@ -177,7 +175,7 @@ def test_requeue_reports_that_the_job_is_held(world: World) -> None:
 
     output = world.run("job", "requeue", "digits", "--all").stdout
 
-    assert output.endswith("digits is held: go on with `doll job resume digits`\n")
+    assert output.endswith("digits is held; run `doll job resume digits` to continue\n")
 
 
 def test_requeue_and_replay_are_recorded_in_the_changes_of_the_job(world: World) -> None:
@@ -212,7 +210,7 @@ def test_requeue_or_replay_after_a_concurrent_one_does_nothing(
 
     output = world.run("job", command, "digits", "--batch", "0").stdout
 
-    assert "was requeued or replayed by somebody else meanwhile" in output
+    assert "another user requeued or replayed it meanwhile" in output
     assert len(stream(world)) == 10
 
 

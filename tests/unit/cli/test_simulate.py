@@ -134,7 +134,7 @@ def test_dead_simulation_process_is_reported_with_its_status(
     dies = (sys.executable, "-c", "raise SystemExit(7)")
     monkeypatch.setattr("services.cli.commands.simulate.command_of", lambda *_: dies)
     said = world.run("simulate", file, code=exits.FAILED).stderr
-    assert "error: the simulation ended early, with status 7" in said
+    assert "error: the simulation process ended early with status 7" in said
 
 
 def test_experiment_reads_files_relative_to_its_own(
@@ -173,7 +173,7 @@ def test_progress_of_several_runs_never_decreases(file: str) -> None:
     [
         ("workers: 4", "workers: 0", "workers: must be at least 1, got 0"),
         ("updates:", "update:", 'unknown field "update" (did you mean "updates"?)'),
-        ("deadline_factor: 1.4", "", "give either deadline_s or deadline_factor"),
+        ("deadline_factor: 1.4", "", "deadline_s, deadline_factor: give exactly one"),
     ],
 )
 def test_invalid_experiment_is_rejected(

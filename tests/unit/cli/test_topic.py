@@ -59,7 +59,9 @@ def envelope(number: int) -> bytes:
 
 def test_describe_opens_an_envelope_and_classifies_its_columns(world: World) -> None:
     spec, text = described(world, *map(envelope, range(60)), b"no JSON", None)
-    assert text.startswith("# 60 of 61 records decode so\n# 1 do not: JSON is malformed")
+    assert text.startswith(
+        "# 60 of 61 records decode with this proposal\n# 1 do not: JSON is malformed"
+    )
     assert "left out: payload.after.device: 60 different texts" in text
     fields = {name: field.options for name, field in spec.records.fields.items()}
     assert fields["numbers"] == {
@@ -109,7 +111,7 @@ def test_describe_recognizes_images_in_json_and_packed_bytes(world: World) -> No
     decoded = codec_of(spec.records).decode([value] * 9).records
     spec, text = described(World(), *packed.encode(decoded))
     assert (spec.records.codec, spec.task.name) == ("tensor", "image-classifier")
-    assert "is a guess" in text
+    assert "are a guess" in text
     floats = make_codec("tensor", [Field("x", "float32", (3,)), Field("label", "int64")])
     encoded = floats.encode(
         {"x": decoded["image"][:, 0, 0, :3].astype("f4"), "label": decoded["label"]}
@@ -122,20 +124,24 @@ def test_describe_tolerates_a_few_lists_of_another_shape(world: World) -> None:
     most = [json.dumps({"x": [n, 1.5, 2], "label": n % 3}).encode() for n in range(6)]
     odd = [json.dumps({"x": x, "label": 0}).encode() for x in ([1, 2], [[1], [2, 3]], ["a"], 7)]
     spec, text = described(world, *most, *odd[:3], odd[3])
-    assert text.startswith("# 6 of 10 records decode so\n")
+    assert text.startswith("# 6 of 10 records decode with this proposal\n")
     assert spec.records.fields["x"].shape == (3,)
 
 
 @pytest.mark.parametrize(
     ("values", "options", "expected"),
     [
-        ([], (), 'topic "s" holds no records to look at'),
-        ([b'{"a": 1, "b": {"c": 2}}'], (), "nothing looks like a label: name one of a, b.c with"),
-        ([b'{"a": 1}'], ("--label", "b"), "--label: no path 'b'; there are a"),
-        ([b'{"label": 1}'], (), "the label can be read as numbers: there is nothing else"),
+        ([], (), 'topic "s" has no records'),
+        (
+            [b'{"a": 1, "b": {"c": 2}}'],
+            (),
+            "--label: no path looks like a label; choose one of a, b.c",
+        ),
+        ([b'{"a": 1}'], ("--label", "b"), "--label: no record has the path 'b'; choose one of a"),
+        ([b'{"label": 1}'], (), "only the label can be read as numbers: the records have no other"),
         ([b'{"label": 1, "x": []}', b'{"label": 1, "x": ["a"]}'], (), "x: lists of different"),
-        ([b'{"label": "u", "x": 1}'], (), "label label: 1 different values are no classes"),
-        ([b"abc", b"defgh"], (), "neither JSON objects nor of one length: 1 of 3 bytes"),
+        ([b'{"label": "u", "x": 1}'], (), "label label: must have 2 to 32 different values"),
+        ([b"abc", b"defgh"], (), "neither JSON objects nor of one length, got 1 of 3 bytes"),
         ([b"\xff" * 16], (), "16 bytes each, which do not end in a label"),
         ([b"\0\0\0\0\7rest"] * 3, (), "the header of a schema registry (schema 7)"),
     ],
@@ -160,11 +166,13 @@ def test_describe_uses_the_schema_registry_for_avro() -> None:
     values = [framed(7, avro, row) for row in rows]
     proposal = propose(values, None, registry)
     text = "\n".join(proposal.text(values))
-    assert text.startswith("# 6 of 6 records decode so\nrecords:\n  codec: avro")
+    assert text.startswith("# 6 of 6 records decode with this proposal\nrecords:\n  codec: avro")
     assert proposal.records["fields"]["when"]["parse"] == "time"
     assert proposal.records["fields"]["numbers"]["from"] == ["x"]
     assert proposal.task == {"name": "tabular-mlp", "classes": 2}
-    with pytest.raises(UserError, match=r"gives no schema that reads them: \[8\]"):
+    with pytest.raises(
+        UserError, match=r"no schema of the registry reads the records, which name \[8\]"
+    ):
         propose([framed(8, avro, row) for row in rows], None, registry)
 
 
@@ -175,7 +183,7 @@ def test_describe_uses_the_schema_registry_for_protobuf() -> None:
     registry.schemas = {7: Schema("PROTOBUF", text)}
     values = [b"\0\0\0\0\7\0" + row.SerializeToString() for row in rows]
     proposal = propose(values, None, registry)
-    assert next(proposal.text(values)) == "# 6 of 6 records decode so"
+    assert next(proposal.text(values)) == "# 6 of 6 records decode with this proposal"
     assert proposal.records["codec"] == "protobuf"
     assert proposal.records["fields"]["kind"]["one_hot"] == ["u", "v"]
 

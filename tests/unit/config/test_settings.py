@@ -88,16 +88,16 @@ def test_embedded_broker_is_named_by_its_socket() -> None:
         (
             "DOLL_REDIS",
             "redis://:a/b@r:6379",
-            "DOLL_REDIS: is not a complete URL: in a password wr",
+            "DOLL_REDIS: is not a complete URL; in a password wr",
         ),
-        ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
+        ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// if certificates"),
         ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
         ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
         ("DOLL_MLFLOW", "http://u:secret@m", "DOLL_MLFLOW: must be http://host:port or https://ho"),
-        ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing: nobody would be shown the tok"),
+        ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing, but a token or a password"),
         ("DOLL_MLFLOW_USERNAME", "me", "DOLL_MLFLOW_PASSWORD: is missing, but DOLL_MLFLOW_USERNA"),
         ("DOLL_MLFLOW_PASSWORD", "secret", "DOLL_MLFLOW_USERNAME: is missing, but DOLL_MLFLOW_PA"),
-        ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
+        ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; set a password in"),
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
     ],
 )
@@ -162,13 +162,13 @@ def test_complete_redis_url_is_accepted(url: str) -> None:
 )
 def test_redis_url_split_by_a_password_is_rejected(url: str) -> None:
     with pytest.raises(
-        UserError, match=r"DOLL_REDIS: is not a complete URL.*into DOLL_REDIS_PASSWORD"
+        UserError, match=r"DOLL_REDIS: is not a complete URL.*in DOLL_REDIS_PASSWORD"
     ):
         read_settings({"DOLL_REDIS": url})
 
 
 def test_redis_password_in_two_places_is_rejected() -> None:
-    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one"):
+    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS has a"):
         read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
     named = read_settings({"DOLL_REDIS": "redis://u@r", "DOLL_REDIS_PASSWORD": "b"})
     assert (named.redis, named.redis_password) == ("redis://u@r", "b")
@@ -295,12 +295,12 @@ def test_variables_in_deployments_and_documents_are_known() -> None:
 @pytest.mark.parametrize(
     ("variable", "why"),
     [
-        ("DOLL_KAFKA_ISOLATION_LEVEL", "that each record counts once rests on it"),
-        ("DOLL_KAFKA_ACKS_FILE", "that each record counts once rests on it"),
-        ("DOLL_KAFKA_GROUP_ID", "members and their names come from the job"),
-        ("DOLL_KAFKA_FETCH_MIN_BYTES", "it bounds how much memory a process takes, and how long"),
-        ("DOLL_KAFKA_BOOTSTRAP_SERVERS", "DOLL_KAFKA says where the brokers are"),
-        ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it loads code"),
+        ("DOLL_KAFKA_ISOLATION_LEVEL", "exactly-once training depends on it"),
+        ("DOLL_KAFKA_ACKS_FILE", "exactly-once training depends on it"),
+        ("DOLL_KAFKA_GROUP_ID", "consumer groups and their members are named after"),
+        ("DOLL_KAFKA_FETCH_MIN_BYTES", "it limits a process's memory and the waiting"),
+        ("DOLL_KAFKA_BOOTSTRAP_SERVERS", "the brokers' addresses are set in DOLL_KAFKA"),
+        ("DOLL_KAFKA_PLUGIN_LIBRARY_PATHS", "it could load code"),
     ],
 )
 def test_reserved_client_property_is_rejected_with_the_reason(variable: str, why: str) -> None:
@@ -313,7 +313,9 @@ def test_content_of_an_invalid_file_is_not_reported(tmp_path: Path) -> None:
     path.write_text("hunter2")
     with pytest.raises(UserError) as caught:
         read_settings({"DOLL_BLOBS_FILE": str(path)})
-    assert str(caught.value).startswith("DOLL_BLOBS_FILE: the file holds no valid DOLL_BLOBS (wh")
+    assert str(caught.value).startswith(
+        "DOLL_BLOBS_FILE: the file has no valid value for DOLL_BLOB"
+    )
     assert "hunter2" not in all_text(caught.value)
 
 
@@ -395,7 +397,7 @@ def test_schema_registry_variables_become_client_properties() -> None:
     ("variable", "value", "expected"),
     [
         ("URL", "registry:8081", r"^DOLL_SCHEMA_REGISTRY_URL: must be http://host:port"),
-        ("URL", "http://me:a-secret@registry", r"a password goes to \S*_BASIC_AUTH_USER_INFO"),
+        ("URL", "http://me:a-secret@registry", r"set a password in \S*_BASIC_AUTH_USER_INFO"),
         ("PROXY", "http://proxy:1", "^DOLL_SCHEMA_REGISTRY_URL: is missing"),
         ("BASIC_AUTH_USERINFO", "x", 'did you mean "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"'),
     ],

@@ -182,15 +182,15 @@ def test_audit_reports_overlap() -> None:
 
 def test_audit_reports_batch_used_twice() -> None:
     in_two_updates = audit_of(claims(1), LEAD, update(1, batch(0)), update(2, batch(0)))
-    assert Flaw("used twice", "batch 0 again in version 2") in in_two_updates.flaws
+    assert Flaw("used twice", "batch 0 is used again in version 2") in in_two_updates.flaws
 
     in_one_update = audit_of(claims(1), LEAD, update(1, batch(0), batch(0)))
-    assert Flaw("used twice", "batch 0 again in version 1") in in_one_update.flaws
+    assert Flaw("used twice", "batch 0 is used again in version 1") in in_one_update.flaws
 
     in_quarantine = audit_of(
         claims(1), LEAD, update(1, batch(0)), Quarantined(0, batch(0), "expired")
     )
-    assert Flaw("used twice", "batch 0 again in quarantine") in in_quarantine.flaws
+    assert Flaw("used twice", "batch 0 is used again in quarantine") in in_quarantine.flaws
 
 
 def test_quarantine_of_batch_with_lost_claim_settles_nothing() -> None:
@@ -226,7 +226,7 @@ def test_audit_settles_only_records_below_every_waiting_batch(
 
 def test_audit_reports_update_with_wrong_sample_count() -> None:
     boasting = replace(update(1, batch(0)), samples=999)
-    where = "version 1 says 999, its batches have 10"
+    where = "version 1 names 999 samples, but its batches have 10"
     assert audit_of(claims(1), LEAD, boasting).flaws == (Flaw("miscounted", where),)
 
 
@@ -236,8 +236,8 @@ def test_audit_reports_update_that_is_too_stale_or_too_large() -> None:
     assert audit_of(claims(3), LEAD, one, stale).flaws == ()
     wrong = replace(stale, synchrony=Synchrony(1))
     assert audit_of(claims(3), LEAD, one, wrong).flaws == (
-        Flaw("too stale", "version 2 is 1 updates stale, allowed 0"),
-        Flaw("too many", "version 2 has 2 batches, K was 1"),
+        Flaw("too stale", "version 2 has a staleness of 1 updates, allowed 0"),
+        Flaw("too many", "version 2 has 2 batches, but K was 1"),
     )
     unsaid = replace(two, base=0)
     assert [flaw.kind for flaw in audit_of(claims(3), LEAD, one, unsaid).flaws] == ["too stale"]

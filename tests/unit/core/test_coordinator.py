@@ -87,7 +87,7 @@ def test_slower_of_two_candidates_steps_down_and_retries() -> None:
     other.stand()
     one.updates.append(Lead(-1, GENESIS, "c1#1", 0))
     said = one.read_updates()
-    assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
+    assert said == (do.StepDown("another coordinator was elected"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
     assert other.read_updates() == ()  # a void Lead deposes no leader
     assert other.machine.leader is not None
@@ -101,7 +101,7 @@ def test_candidate_that_reads_a_lead_while_loading_steps_down() -> None:
     one.find("all")
     one.find("genesis")
     other.lead()
-    assert one.read_updates() == (do.StepDown("somebody was faster"), do.ReleaseLease())
+    assert one.read_updates() == (do.StepDown("another coordinator was elected"), do.ReleaseLease())
     assert one.feed(events.SnapshotRestored(0)) == ()
 
 
@@ -119,7 +119,7 @@ def test_later_valid_lead_deposes_the_leader() -> None:
 def test_leader_that_loses_its_lease_steps_down() -> None:
     bench = Bench()
     bench.lead()
-    assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
+    assert bench.feed(NOT_HELD)[0] == do.StepDown("another coordinator has the lease")
     # The replies were meant for its earlier leadership.
     assert bench.feed(events.RepliesRead(())) == ()
     assert bench.feed(NOT_HELD) == ()
@@ -143,7 +143,9 @@ def test_leader_whose_last_record_was_lost_steps_down(*, operator: bool) -> None
     bench.updates += [Requeued(batch(7), "ada", 1.0)] * operator
     bench.read_updates()
     assert poll_streams(bench, LOOKS - 1) == []
-    assert poll_streams(bench, 2) == [do.StepDown("Kafka does not give back what it wrote")]
+    assert poll_streams(bench, 2) == [
+        do.StepDown("Kafka does not return the records that this leader wrote")
+    ]
     bench.lead()
     bench.see(A, B)
     bench.read_control()
@@ -181,7 +183,9 @@ def test_candidate_whose_lead_does_not_come_back_retries() -> None:
     bench.stand()
     assert of_kind(bench.tick(CANDIDACY_S), do.StepDown) == []
     said = bench.tick(CANDIDACY_S + 0.1)
-    assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
+    assert of_kind(said, do.StepDown) == [
+        do.StepDown("this coordinator stood for election and was not elected in time")
+    ]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
     # The first Lead record was in the topic all along.
     assert lead.record == Lead(0, GENESIS, "c1#2", 2)

@@ -540,7 +540,10 @@ def test_job_is_held_if_claims_of_an_update_are_lost(replaced: bool) -> None:  #
         later.read_control()
         later.feed(events.StreamsSeen({P: ""}, 1, control_end=2))
     reason = the(later.said, do.Hold).reason
-    assert "the control topic lost records that Kafka had acknowledged: the batch at 2" in reason
+    assert (
+        "the control topic lost records that Kafka had acknowledged: the batch at offset 2"
+        in reason
+    )
 
     # The owner resumes the job. Nothing that came after the snapshot is trusted.
     later.feed(events.WantedChanged("running", after_loss=1))
@@ -615,15 +618,21 @@ def test_gradient_of_lost_batch_is_not_used_for_next_batch_at_its_offset() -> No
     [
         (
             ("127.0.0.1", "127.0.0.1"),
-            "loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE on each",
+            (
+                "loopback addresses work only on one machine; with several machines, set"
+                " DOLL_ADVERTISE on each"
+            ),
         ),
         (
             ("10.0.0.2", "10.0.0.3"),
-            "members need a private network on which all reach all, at any TCP port",
+            "members need a private network on which each reaches all others at any TCP port",
         ),
         (
             ("127.0.0.1", "10.0.0.3"),
-            "set DOLL_ADVERTISE where a runs: others reach no loopback address",
+            (
+                "a must not advertise a loopback address, which other machines cannot reach; set"
+                " DOLL_ADVERTISE there"
+            ),
         ),
     ],
 )
@@ -641,7 +650,7 @@ def test_unreachable_member_is_left_out_with_a_reason(hosts: tuple[str, str], re
     status = group.bench.leader_status.group
     assert status is not UNSET
     assert set(status.members) == {B, C}
-    reason = f"a ({one}:1) and c ({other}:3) do not reach each other: {remedy}"
+    reason = f"a ({one}:1) and c ({other}:3) cannot connect to each other: {remedy}"
     assert status.left_out == {A: reason}
 
 

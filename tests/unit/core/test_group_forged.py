@@ -99,32 +99,38 @@ def await_updates(group: Group, more: int) -> None:
 
 LIFE = 99
 CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
-    "too many numbers": (lambda g: state(g, numbers=2**62), "numbers: its model has more than"),
+    "too many numbers": (
+        lambda g: state(g, numbers=2**62),
+        "numbers: the reported model has more than",
+    ),
     "more numbers than the others have": (
         lambda g: state(g, numbers=2**39),
-        "that of most workers 10: it runs another version",
+        "but those of most workers have 10; it runs another version",
     ),
     "a version above the newest one": (
         lambda g: state(g, made=ModelId(g.bench.epoch, 10**6)),
-        "made: it holds version 1000000, the newest one is 1",
+        "made: the report names version 1000000, but the newest is 1",
     ),
     "a trigger that was never posted": (
         lambda g: state(g, last_trigger=TriggerId(g.bench.epoch, 2**62)),
-        "heard: it names a trigger that the leader has not posted",
+        "heard: the report names a trigger that the leader has not posted",
     ),
     "another leader's trigger": (
         lambda g: state(g, last_trigger=TriggerId(g.bench.epoch + 1, 1)),
-        "heard: it names a trigger that the leader has not posted",
+        "heard: the report names a trigger that the leader has not posted",
     ),
-    "unknown slices": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
+    "unknown slices": (
+        lambda g: state(g, slices=(99,)),
+        "slices: the report names slice 99",
+    ),
     "the newest version at an unknown member": (lambda g: state(g, made=own(g)), ""),
     "a report of another process under a member's name": (
         lambda g: state(g, worker=A, made=own(g)),
-        "two processes run as a",
+        "two processes run as worker a",
     ),
     "an invalid report of a member": (
         lambda g: state(g, worker=A, life=g.of[A].member.life, numbers=2**62),
-        "a report in its name was refused: numbers",
+        "a report in the worker's name was rejected: numbers",
     ),
     "a member that accuses all others": (
         lambda g: state(g, unreachable=tuple(each.member for each in g.of.values())),
@@ -210,7 +216,9 @@ def test_second_process_of_a_name_is_left_out_until_the_first_is_gone() -> None:
         status = group.bench.leader_status.group
         assert status is not UNSET
         assert status.members == (A, B)
-        assert status.left_out[A].startswith("two processes run as a: the one that was heard first")
+        assert status.left_out[A].startswith(
+            "two processes run as worker a, and the leader accepts only the first"
+        )
         assert second.replica.made is None
 
     group.of[A], group.others = second, []

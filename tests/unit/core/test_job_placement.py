@@ -75,15 +75,15 @@ def test_workers_needed_cover_arrivals_and_drain_backlog_in_a_minute(
     [
         ([], ""),
         ([worker(1, "")], ""),  # about to come
-        ([worker(1, "other")], "the worker is at `other`"),
-        ([*four("a"), worker(5, "b")], "the 5 workers are at `a` and `b`"),
+        ([worker(1, "other")], "the worker is working for `other`"),
+        ([*four("a"), worker(5, "b")], "the 5 workers are working for `a` and `b`"),
         (
             [worker(n, f"j{n}") for n in range(4)],
-            "the 4 workers are at `j0`, `j1`, `j2` and another job",
+            "the 4 workers are working for `j0`, `j1`, `j2` and another job",
         ),
         (
             [worker(n, f"j{n}") for n in range(9)],
-            "the 9 workers are at `j0`, `j1`, `j2` and 6 other jobs",
+            "the 9 workers are working for `j0`, `j1`, `j2` and 6 other jobs",
         ),
         ([worker(1, "other", pinned=True)], ""),  # cannot join
         ([worker(1, "other", tasks=["another"])], ""),  # cannot join
@@ -94,7 +94,7 @@ def test_workers_needed_cover_arrivals_and_drain_backlog_in_a_minute(
 def test_workers_at_other_jobs_are_reported(workers: list[WorkerPlacement], expected: str) -> None:
     mine = job("mine", 10)
     assert elsewhere(view([mine], workers), mine) == (
-        expected and f"it is another job's turn: {expected}"
+        expected and f"another job has its turn: {expected}"
     )
 
 

@@ -161,7 +161,9 @@ def test_next_round_starts_only_when_no_update_is_in_flight() -> None:
     assert said.index(made) < said.index(of_kind(said, do.PostTrigger)[0])
 
     stale = answer(old[0], ModelId(0, 0))  # a repeated message
-    assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "batches [0] do not wait"),)
+    assert bench.feed(events.RepliesRead((stale,))) == (
+        do.Drop(stale, "batches [0] wait for no gradient"),
+    )
 
 
 def test_round_waits_while_too_many_audit_records_are_unread() -> None:

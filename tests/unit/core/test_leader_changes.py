@@ -142,7 +142,7 @@ def test_postponed_deadline_does_not_end_the_job_despite_a_round_in_flight() -> 
     assert of_kind(bench.tick(15.0), do.CopyWeights) == []
     assert the(bench.compute(), do.Apply).update.revision == 0
     said = bench.tick(20.0) + bench.read_updates()
-    assert the(said, do.Finish) == do.Finish("its deadline has come", 1)
+    assert the(said, do.Finish) == do.Finish("its deadline has passed", 1)
 
 
 def test_removed_deadline_does_not_end_the_job() -> None:
@@ -159,14 +159,14 @@ def test_earlier_deadline_waits_for_the_round_in_flight() -> None:
     assert of_kind(bench.tick(6.0), do.Finish) == []
     said = bench.compute()
     assert the(said, do.Apply).update.version == 1
-    assert the(bench.read_updates(), do.Finish) == do.Finish("its deadline has come", 1)
+    assert the(bench.read_updates(), do.Finish) == do.Finish("its deadline has passed", 1)
 
 
 def test_deadline_in_the_past_ends_an_idle_job() -> None:
     bench = leading()
     bench.now = 5.0
     said = change(bench, replace(QUIET, stop_at=4.0, revision=1))
-    assert the(said, do.Finish).reason == "its deadline has come"
+    assert the(said, do.Finish).reason == "its deadline has passed"
 
 
 def test_job_that_ends_ignores_changes() -> None:

@@ -72,7 +72,9 @@ def test_batch_that_kills_its_workers_is_poison() -> None:
     bench.see(A, C)  # B is dead
     # C, which had the order next, is dead, too.
     bench.see(A)
-    record = Quarantined(0, batch(1, B), "poison: its workers died of it", number=1)
+    record = Quarantined(
+        0, batch(1, B), "poison: its workers died while they computed it", number=1
+    )
     assert bench.updates[-1] == record
     assert bench.leader_status.waiting == 2
     bench.tick(0.1)
@@ -118,7 +120,9 @@ def test_task_that_always_raises_holds_the_job_after_three_batches(
     assert raise_on_all(bench) == 3
 
     hold = the(bench.said, do.Hold)
-    assert hold.reason.startswith("3 batches in a row are poison: raised: KeyError; mend the task")
+    assert hold.reason.startswith(
+        "3 batches in a row are poison: raised: KeyError; correct the task"
+    )
     assert hold.detail == TRACEBACK
     # Workers that still have orders are overdue, but no order is posted again.
     bench.tick(100.0)
@@ -183,7 +187,7 @@ def test_batches_that_kill_their_workers_count_as_poison() -> None:
     bench.see(C)
 
     assert the(bench.said, do.Hold).reason.startswith(
-        "2 batches in a row are poison: its workers died of it"
+        "2 batches in a row are poison: its workers died while they computed it"
     )
 
 
@@ -206,7 +210,9 @@ def test_task_wrong_for_any_data_holds_the_job_at_once() -> None:
     said = bench.feed(events.RepliesRead((failed,)))
 
     hold = the(said, do.Hold)
-    assert hold.reason == "the task is wrong: losses has shape (); mend it and resume the job"
+    assert (
+        hold.reason == "the task is wrong: losses has shape (); correct the task and resume the job"
+    )
     assert hold.detail == TRACEBACK
     assert of_kind(bench.updates, Quarantined) == []
     # A's message arrives late: C has replaced A, the task is fixed, and the job resumed.
@@ -263,8 +269,8 @@ def test_half_round_that_is_not_finite_holds_the_job_and_loses_no_batch() -> Non
     assert of_kind(fail(bench, a, "not_finite"), do.Hold) == []
     said = fail(bench, b, "not_finite")
     assert the(said, do.Hold).reason == (
-        "diverged: 2 batches, one after the other, are not finite (why); lower"
-        " the learning rate and start again"
+        "diverged: 2 batches in a row are not finite (why); lower"
+        " the learning rate and submit the job again"
     )
     assert of_kind(said, do.DiscardSum) == [do.DiscardSum(1)]
     assert of_kind(bench.announce(A), do.PostTrigger) == []
@@ -424,7 +430,7 @@ def test_job_ends_at_its_deadline() -> None:
     bench.tick(4.95)
     assert bench.machine.due() <= 5.0
     assert not bench.machine.finished
-    assert the(bench.tick(5.0), do.Finish).reason == "its deadline has come"
+    assert the(bench.tick(5.0), do.Finish).reason == "its deadline has passed"
     assert len(bench.published[-1].waiting) == 2
 
 

@@ -156,7 +156,7 @@ def test_late_gradient_delays_no_round_and_expires_when_too_old() -> None:
     bench.tick(0.6)
     assert bench.model.version == 2
     send(bench, A, 3)
-    assert the(send(bench, B, 0, version=0), do.Drop).reason == "of version 0, too old"
+    assert the(send(bench, B, 0, version=0), do.Drop).reason == "version 0 is too old"
 
 
 def test_trigger_names_oldest_awaited_version() -> None:
@@ -247,7 +247,7 @@ def test_gradient_of_local_steps_counts_in_no_other_round() -> None:
     bench = leading(changed(local_rate=0.25))
     bench.announce(A, B)
     said = send(bench, A, 0)
-    assert the(said, do.Drop).reason == "was taken on a walk at rate 0, not 0.25"
+    assert the(said, do.Drop).reason == "the gradient was computed with local rate 0, expected 0.25"
     assert asked(said) == {B: [0]}  # its order is void
 
 
@@ -380,7 +380,7 @@ def test_divergence_is_detected_over_rounds_of_one_batch() -> None:
     fail(bench, A, 0, "not_finite")
     assert of_kind(bench.said, do.Hold) == []
     fail(bench, B, 1, "not_finite")
-    assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches, one after the other")
+    assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches in a row")
 
 
 def test_finite_gradient_in_between_rules_out_divergence() -> None:

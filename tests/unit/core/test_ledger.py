@@ -40,7 +40,7 @@ def test_first_claim_at_the_frontier_wins_its_records() -> None:
     assert [n for n, decision in enumerate(decisions) if decision.accepted] == [0, 4, 6]
     assert ledger.claimed == {P: 25, Q: 0}
     assert ledger.position == 7
-    assert decisions[1].reason == "s[0]@0:10 starts elsewhere than 10"
+    assert decisions[1].reason == "s[0]@0:10 must start at offset 10"
 
 
 def test_accepted_batch_is_identified_by_its_control_offset() -> None:
@@ -73,7 +73,7 @@ def test_foreign_or_invalid_claim_changes_nothing() -> None:
     ledger = Ledger(FIRST)
     assert ledger.decide(0, None).reason == "does not parse"
     foreign = ledger.decide(1, ready(A, span(P, 0, 10), span(ELSEWHERE, 0, 10)))
-    assert (foreign.accepted, foreign.reason) == (False, "t[0] is not of this job")
+    assert (foreign.accepted, foreign.reason) == (False, "t[0] is no partition of this job")
     assert ledger.claimed == FIRST
     assert ledger.position == 2
 

@@ -138,7 +138,7 @@ def test_worker_of_another_model_is_left_out_and_its_departure_is_noticed() -> N
     assert liveness.live == liveness.there == {A}
     assert liveness.left_out.keys() == {B, C}
     assert f"(layout {OTHER}, expected {OWN})" in liveness.left_out[B]
-    assert "(layout not known," in liveness.left_out[C]
+    assert "(layout unknown," in liveness.left_out[C]
     assert liveness.observe(alive(A, digest=OWN), now=1.0).lost == {B, C}
     assert liveness.left_out == {}
 

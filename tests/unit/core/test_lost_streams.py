@@ -70,17 +70,18 @@ def resumed(read_from: ReadFrom = "") -> Bench:
         (
             CUT,
             (
-                "s[0] lost records that Kafka had acknowledged: it was read up to 20, and is"
-                " another log from 15 on; `doll job resume --after-loss` reads on where the logs"
-                " part: 5 records are gone, 0 of them were used, 5 expire"
+                "s[0] lost records that Kafka had acknowledged: it was read up to offset 20, but"
+                " its log is another one from offset 15 on; `doll job resume --after-loss`"
+                " continues where the logs diverge: 5 records are lost, 0 of them were trained, 5"
+                " expire"
             ),
         ),
         (
             ANEW,
             (
-                "the topic s was deleted and created anew; `doll job resume --from earliest` reads"
-                " the new topic from its beginning (`--from latest`: only what comes from now on);"
-                " 20 records of the old one that wait to be trained expire"
+                "the topic s was deleted and recreated; `doll job resume --from earliest` reads the"
+                " new topic from its beginning (`--from latest`: only records that arrive from then"
+                " on); 20 records of the old topic that wait to be trained expire"
             ),
         ),
     ],

@@ -63,10 +63,13 @@ def asked(orders: tuple[Assignment, ...]) -> dict[WorkerId, list[int]]:
 def test_gradient_counts_completely_or_not_at_all() -> None:
     one = _One(batch(0), batch(1), batch(2))
     assert one.count(gradient(A, MODEL, [batch(0)])) == ""
-    assert one.count(gradient(B, MODEL, [batch(0), batch(1)])) == "batches [0] do not wait"
-    assert one.count(gradient(B, MODEL, [batch(1), batch(9)])) == "batches [9] do not wait"
-    assert one.count(gradient(B, MODEL, [batch(1), batch(1)])) == "names a batch twice, or none"
-    assert one.count(gradient(B, MODEL, [])) == "names a batch twice, or none"
+    assert one.count(gradient(B, MODEL, [batch(0), batch(1)])) == "batches [0] wait for no gradient"
+    assert one.count(gradient(B, MODEL, [batch(1), batch(9)])) == "batches [9] wait for no gradient"
+    assert (
+        one.count(gradient(B, MODEL, [batch(1), batch(1)]))
+        == "the gradient names a batch twice, or no batch"
+    )
+    assert one.count(gradient(B, MODEL, [])) == "the gradient names a batch twice, or no batch"
 
     assert one.round.counted == {0: batch(0)}
     assert (one.round.samples, one.round.loss_sum) == (SAMPLES, 2.0 * SAMPLES)
@@ -99,7 +102,7 @@ def test_scores_of_a_round_add_up_even_if_an_older_worker_sends_none() -> None:
 def test_gradient_of_older_weights_does_not_count_and_its_order_stands() -> None:
     one = _One(batch(0))
     one.orders(0.0, {A})
-    assert one.count(gradient(A, ModelId(3, 6), [batch(0)])) == "of version 6, too old"
+    assert one.count(gradient(A, ModelId(3, 6), [batch(0)])) == "version 6 is too old"
     assert one.round.todo == {0: batch(0)}
     assert one.orders(0.0, {A, B}) == ()
 
@@ -108,7 +111,7 @@ def test_gradient_of_fewer_samples_does_not_count_and_voids_its_order() -> None:
     one = _One(batch(0))
     (order,) = one.orders(0.0, {A})
     short = replace(answer(order, MODEL), samples=SAMPLES - 1)
-    assert one.count(short) == "has not the batches' samples"
+    assert one.count(short) == "the gradient's number of samples is not that of its batches"
     assert asked(one.orders(0.0, {A, B})) == {B: [0]}
 
 
@@ -273,7 +276,7 @@ def test_order_of_a_slower_worker_is_passed_on_and_the_first_gradient_counts() -
     assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # no suspect
     assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
     assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
-    assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
+    assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] wait for no gradient"
     assert timed.suspects.failure_counts == {}
     assert timed.relieve(4.0, A, B) == {}
     assert timed.rounds.assigner.due() is None
@@ -464,7 +467,7 @@ def test_message_counts_in_the_one_round_of_all_its_batches() -> None:
     one, two = several.begin(batch(0), batch(1)), several.begin(batch(2))
     assert several.rounds.count(gradient(A, MODEL, [batch(0), batch(2)]), 7) == (
         None,
-        "batches [2] do not wait",
+        "batches [2] wait for no gradient",
     )
     assert several.rounds.count(gradient(A, MODEL, [batch(2)]), 7) == (two, "")
     assert several.rounds.count(gradient(A, MODEL, [batch(1), batch(0)]), 7) == (one, "")
@@ -476,7 +479,7 @@ def test_oldest_counted_weights_are_the_base_of_the_update() -> None:
     several = _Several(2)
     round_ = several.begin(batch(0), batch(1))
     reason = several.rounds.count(gradient(A, ModelId(3, 4), [batch(0)]), 7)[1]
-    assert reason == "of version 4, too old"
+    assert reason == "version 4 is too old"
     for version, offset in ((5, 0), (7, 1)):
         assert several.rounds.count(gradient(A, ModelId(3, version), [batch(offset)]), 7)[1] == ""
     update = round_.update(3, 8, 8.0)

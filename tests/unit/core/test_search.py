@@ -162,8 +162,8 @@ def test_snapshot_with_lost_records_holds_the_job_and_states_the_cost() -> None:
 
     assert isinstance(answer, Lost)
     assert answer.reason == (
-        f"{SHORT}; `doll job resume --after-loss` goes on from version 1 (of 3), the best that both"
-        " topics cover: 2,000 records are read and trained again, as far as their topics keep them"
+        f"{SHORT}; `doll job resume --after-loss` continues from version 1 (instead of 3), the best"
+        " that both topics cover: 2,000 records are trained again if the topics still have them"
     )
 
 
@@ -196,7 +196,7 @@ def test_restart_at_version_0_needs_from_start() -> None:
     answer = after_a_loss(request, [])
     assert isinstance(answer, Lost)
     assert (
-        "`doll job resume --after-loss --from-start` begins again with version 0" in answer.reason
+        "`doll job resume --after-loss --from-start` starts again from version 0" in answer.reason
     )
 
     answer = after_a_loss(replace(request, from_start=True), [])
@@ -204,7 +204,9 @@ def test_restart_at_version_0_needs_from_start() -> None:
     assert answer.snapshot == genesis(FIRST)
 
 
-UNREADABLE = "there are checkpoints, but none to go on from (3-50: manifest.json is missing)"
+UNREADABLE = (
+    "there are checkpoints, but none can be used to continue (3-50: manifest.json is missing)"
+)
 
 
 def test_unreadable_checkpoints_are_skipped_only_on_request() -> None:
@@ -220,8 +222,8 @@ def test_unreadable_checkpoints_are_skipped_only_on_request() -> None:
     for short in (RUNNING, request, events.WantedChanged("running", from_start=True)):
         answer = search_all(short)
         assert isinstance(answer, Lost)
-        assert answer.reason.startswith(f"{UNREADABLE}: bring them back")
-        assert "`doll job resume --after-loss --from-start` begins again" in answer.reason
+        assert answer.reason.startswith(f"{UNREADABLE}: restore them")
+        assert "`doll job resume --after-loss --from-start` starts again" in answer.reason
 
     chosen = search_all(replace(request, from_start=True))
     assert isinstance(chosen, Chosen)
@@ -269,8 +271,8 @@ def search_storage(
 def test_job_whose_named_checkpoint_is_not_listed_waits_instead_of_starting_below() -> None:
     for there, version, option in (((), 0, " --from-start"), ((BEFORE,), 1, "")):
         assert search_storage(*there) == Missing(
-            f"a checkpoint is missing: 0-2, but {EMPTY}; a coordinator looks again every 10 s;"
-            f" `doll job resume --after-loss{option}` goes on without it, from version {version}"
+            f"a checkpoint is missing: 0-2, but {EMPTY}; a coordinator searches again every 10 s;"
+            f" `doll job resume --after-loss{option}` continues without it, from version {version}"
         )
 
 
@@ -363,7 +365,7 @@ def test_checkpoint_with_torn_weights_is_read_again_for_a_minute() -> None:
         search.leave_out(STORED)
         answer = search_storage(BEFORE, STORED, search=search, now=now)
         assert isinstance(answer, Missing)
-        assert "its weights are torn" in answer.reason
+        assert "its weights are damaged" in answer.reason
         now += SEARCH_AGAIN_S
     search_storage(BEFORE, STORED, search=search, now=now)
     search.leave_out(STORED)

@@ -222,7 +222,7 @@ def test_bound_pauses_reading_until_batches_are_settled() -> None:
     stream = _Stream()
     stream.stand(0)
     assert stream.room == 30
-    assert the(stream.read(0, 30), do.SetReading).reason == "enough batches wait here"
+    assert the(stream.read(0, 30), do.SetReading).reason == "enough of this worker's batches wait"
     assert stream.room == 0
     stream.deliver(_1=0, _2=1, _3=2)
     assert stream.stand(3, p=30, waiting=3) == ()
@@ -254,7 +254,7 @@ def test_stream_pauses_while_more_waits_than_live_workers_can_have() -> None:
     stream = _Stream()
     stream.stand(0)
     assert stream.stand(1, waiting=6, live=1) == ()
-    paused = do.SetReading(reading=False, reason="enough batches wait in the whole job")
+    paused = do.SetReading(reading=False, reason="enough batches of the job wait")
     assert stream.stand(2, waiting=7, live=1) == (paused,)
     assert stream.stand(3, waiting=7, live=2) == (READ_ON,)
 
@@ -502,7 +502,7 @@ def test_bound_follows_k_in_both_directions() -> None:
     assert stream.on(events.SizesChanged(SAMPLES, bound=5), 0.0) == (READ_ON,)
     assert stream.room == 2 * SAMPLES
     (paused,) = stream.on(events.SizesChanged(SAMPLES, bound=2), 0.0)
-    assert paused == do.SetReading(reading=False, reason="enough batches wait here")
+    assert paused == do.SetReading(reading=False, reason="enough of this worker's batches wait")
     assert stream.room == 0
 
 

@@ -185,20 +185,20 @@ def test_path_finds_values_in_unions_named_types_and_maps() -> None:
 @pytest.mark.parametrize(
     ("schema", "data", "reason"),
     [
-        ("double", b"\x00" * 7, "it ends too early"),
-        ("double", b"\x00" * 9, "bytes follow what its schema describes"),
-        ("long", b"\x80" * 10, "a number in it has more than 64 bits"),
-        ("long", b"\x80", "it ends too early"),
-        ("string", b"\x03abc", "a length in it is negative"),
-        ("string", b"\x04\xff\xff", "a text in it is not UTF-8"),
-        ("boolean", b"\x02", "a boolean in it is neither 0 nor 1"),
-        (["null", "long"], b"\x04", "it has a branch that its schema lacks"),
+        ("double", b"\x00" * 7, "the record ends too early"),
+        ("double", b"\x00" * 9, "the record is longer than its schema describes"),
+        ("long", b"\x80" * 10, "a number in the record has more than 64 bits"),
+        ("long", b"\x80", "the record ends too early"),
+        ("string", b"\x03abc", "a length in the record is negative"),
+        ("string", b"\x04\xff\xff", "a text in the record is not UTF-8"),
+        ("boolean", b"\x02", "a boolean in the record is neither 0 nor 1"),
+        (["null", "long"], b"\x04", "the record has a branch that its schema lacks"),
         (
             {"type": "array", "items": "null"},
             b"\x80\x80\x80\x80\x10",
-            "more items than it has bytes",
+            "more items than the record has bytes",
         ),
-        ({"type": "array", "items": "long"}, b"\x08\x02", "more items than it has bytes"),
+        ({"type": "array", "items": "long"}, b"\x08\x02", "more items than the record has bytes"),
         (
             {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
             b"\x02" * 100 + b"\x00",
@@ -223,11 +223,11 @@ def test_malformed_avro_record_is_reported_with_the_reason(
             '{"type": "record", "name": "R", "fields": [{"name": "x", "type": "y.Z"}]}',
             "no type y.Z",
         ),
-        ("3", "3 names no type"),
+        ("3", "3 is not a type"),
     ],
 )
 def test_invalid_avro_schema_is_rejected(text: str, expected: str) -> None:
-    with pytest.raises(UserError, match=f"it is no Avro schema: .*{expected}"):
+    with pytest.raises(UserError, match=f"the schema is not valid Avro: .*{expected}"):
         AvroReader(text)
 
 

@@ -191,7 +191,7 @@ def test_keys_without_a_field_are_hashed() -> None:
     ("value", "expected"),
     [
         (b'{"a": 1}', "'label'"),
-        (b'{"label": 1, "a": 1, "b": 2, "c": 3, "d": 4}', "it has more features than 3"),
+        (b'{"label": 1, "a": 1, "b": 2, "c": 3, "d": 4}', "the record has more than 3 features"),
         (b'{"label": 1, "a": [1]}', "a feature is neither a text nor a number"),
         (b'{"label": 1, "a": {}}', "a feature is neither a text nor a number"),
         (b'{"label": 1, "a": 1' + b"0" * 400 + b"}", "too large"),

@@ -143,7 +143,7 @@ def test_json_values_are_converted_to_numbers(
         ("{dtype: float32, parse: number}", {"x": "inf"}, "field 'x': a text is not a text"),
         ("{dtype: int64, parse: number}", {"x": "0.5"}, "of a number that fits int64"),
         ("{dtype: float64, parse: time}", {"x": "soon"}, "a text is not a text of a time"),
-        ("{dtype: int8}", [1], "a record is an object, not a list"),
+        ("{dtype: int8}", [1], "a record must be a JSON object, got list"),
     ],
 )  # fmt: skip
 def test_unreadable_value_is_skipped_with_field_and_value_type(
@@ -195,19 +195,22 @@ def test_typed_and_untyped_json_parsers_agree(
         ("{dtype: int8, from: [a, '']}", "x: from: must be keys with dots between them"),
         (f"{{dtype: int8, from: {'a.' * 32}b}}", "x: from: must be keys with dots between them"),
         ("{dtype: int8, from: []}", "x.from: must have at least 1 entries"),
-        ("{dtype: int8, from: [a, b], shape: [3]}", "x: shape: what it says is read as [2]"),
-        ("{dtype: int8, hash: 3, shape: [3]}", "x: shape: hash reads one value"),
-        ("{dtype: int8, hash: 3, map: {a: 1}}", "x: hash and map exclude each other"),
-        ("{dtype: int8, hash: 300}", "x: hash: 299 does not fit int8"),
-        ("{dtype: int8, map: {a: 0.5}}", "x: map: 0.5 does not fit int8"),
-        ("{dtype: int8, default: 128}", "x: default: 128 does not fit int8"),
-        ("{dtype: int8, default: [1, 2]}", "x: default: must be a number, or one for each path"),
-        ("{dtype: int8, from: [a, b], default: [1]}", "x: default: must be a number, or one for"),
-        ("{dtype: int8, scale: 2}", "x: scale and offset are for numbers of float32 or float64"),
-        ("{dtype: float32, hash: 9, scale: 2}", "x: scale and offset are for numbers"),
-        ("{dtype: int8, one_hot: [1, 1.0]}", "x: one_hot: names a symbol twice"),
+        (
+            "{dtype: int8, from: [a, b], shape: [3]}",
+            "x: shape: [3] conflicts with the shape implied by `from` ([2])",
+        ),
+        ("{dtype: int8, hash: 3, shape: [3]}", "x: shape: hash converts a single value"),
+        ("{dtype: int8, hash: 3, map: {a: 1}}", "x: hash and map cannot be combined"),
+        ("{dtype: int8, hash: 300}", "x: hash: must fit into dtype int8, got 299"),
+        ("{dtype: int8, map: {a: 0.5}}", "x: map: must fit into dtype int8, got 0.5"),
+        ("{dtype: int8, default: 128}", "x: default: must fit into dtype int8, got 128"),
+        ("{dtype: int8, default: [1, 2]}", "x: default: must be one number, or one for each"),
+        ("{dtype: int8, from: [a, b], default: [1]}", "x: default: must be one number, or one"),
+        ("{dtype: int8, scale: 2}", "x: scale and offset require dtype float32 or float64"),
+        ("{dtype: float32, hash: 9, scale: 2}", "x: scale and offset require dtype"),
+        ("{dtype: int8, one_hot: [1, 1.0]}", "x: one_hot: lists a symbol twice"),
         ("{dtype: int8, one_hot: [a], default: 1}", "x: default: must be 0 with one_hot, got 1"),
-        ("{dtype: int8, from: [a, b], one_hot: [a]}", "x: one_hot: takes one path"),
+        ("{dtype: int8, from: [a, b], one_hot: [a]}", "x: one_hot: requires a single"),
         ("{dtype: int8, form: a}", 'unknown field "records.fields.x.form" (did you mean "from"?)'),
     ],
 )
@@ -219,7 +222,7 @@ def test_invalid_column_options_are_rejected_by_path(field: str, expected: str) 
 
 def test_field_path_with_tensor_codec_is_rejected() -> None:
     text = job("x: {dtype: int8, from: a}").model_dump_json().replace('"json"', '"tensor"')
-    with pytest.raises(UserError, match=r"fields.x.from: is for records that have names"):
+    with pytest.raises(UserError, match=r"fields.x.from: requires records with named values"):
         job_from_json(text)
 
 
@@ -258,7 +261,7 @@ def test_built_in_task_concatenates_numeric_fields(options: dict[str, Any], coun
 
 def test_task_input_without_a_field_is_rejected() -> None:
     with pytest.raises(
-        UserError, match=r"task.inputs: there is no field 'b'; the records have a, p"
+        UserError, match=r"task.inputs: must be fields of the records \(a, p, n, label\), got 'b'"
     ):
         job(NAMED, name="logistic-regression", classes=2, inputs=["b"])
 

@@ -13,7 +13,7 @@ from common.errors import UserError
 
 @pytest.mark.parametrize("name", ["", "a\n", 'a"', "a\\b"])
 def test_field_with_an_invalid_name_is_rejected(name: str) -> None:
-    with pytest.raises(UserError, match="a name is"):
+    with pytest.raises(UserError, match="a name must be"):
         Field(name, "uint8")
 
 

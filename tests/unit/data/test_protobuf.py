@@ -178,23 +178,23 @@ def test_message_indexes_select_the_message_type() -> None:
     columns, reasons = read(values, "x")
     assert columns[0][:2] == [2.5, None]
     assert reasons == {
-        2: "its file has no such message",
-        3: "it is of no message",
-        4: "its file has no such message",
+        2: "the schema has no message of the record's type",
+        3: "the record names no valid message type",
+        4: "the schema has no message of the record's type",
     }
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x09\x00", "it ends too early"),
-        (b"\x08\x00", "its field DOUBLE_one is not written as its schema says"),
-        (b"\x18\x00", "its field DOUBLE_many is not written as its schema says"),
-        (b"\x03", "it has a field of no number, or a group"),
-        (b"\x00", "it has a field of no number, or a group"),
-        (b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "it ends too early"),
-        (b"\xd2\x05\x7f", "it ends too early"),
-        (b"\xd2\x05\x01\x09", "it ends too early"),
+        (b"\x09\x00", "the record ends too early"),
+        (b"\x08\x00", "the record's field DOUBLE_one is not encoded as its schema says"),
+        (b"\x18\x00", "the record's field DOUBLE_many is not encoded as its schema says"),
+        (b"\x03", "the record has a field without a number, or a group"),
+        (b"\x00", "the record has a field without a number, or a group"),
+        (b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "the record ends too early"),
+        (b"\xd2\x05\x7f", "the record ends too early"),
+        (b"\xd2\x05\x01\x09", "the record ends too early"),
     ],
 )
 def test_malformed_protobuf_record_is_reported_with_the_reason(data: bytes, reason: str) -> None:
@@ -213,14 +213,17 @@ def test_message_nested_deeper_than_the_limit_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('syntax = "proto3"; message R {}', "it is no descriptor in base64"),
-        (schema('name: "a" dependency: "b.proto"'), "it imports b.proto, which the registry"),
+        ('syntax = "proto3"; message R {}', "the schema is not a base64 descriptor"),
+        (
+            schema('name: "a" dependency: "b.proto"'),
+            "the schema imports b.proto, which the registry",
+        ),
         (
             schema(
                 'message_type { name: "R" field { name: "f" number: 1 type: TYPE_MESSAGE'
                 ' type_name: ".X" label: LABEL_OPTIONAL } }'
             ),
-            "its field f is of a type that is nowhere: .X",
+            "the schema's field f has an unknown type, .X",
         ),
     ],
 )

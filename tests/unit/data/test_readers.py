@@ -47,7 +47,7 @@ def test_idx_reader_returns_images_and_labels(tmp_path: Path) -> None:
         (b"\x01\x02\x03\x04", idx(np.array([1])), "is not IDX of unsigned bytes"),
         (bytes((0, 0, 8, 3, 0)), idx(np.array([1])), "ends inside its header of 16 bytes"),
         (idx(IMAGES)[:-1], idx(np.array([1])), "does not fit the 23 bytes there"),
-        (idx(IMAGES), idx(np.array([1])), "fields must have one length"),
+        (idx(IMAGES), idx(np.array([1])), "all fields must have the same length"),
         (idx(IMAGES), idx(IMAGES), "labels (n,), found (2, 3, 4) and (2, 3, 4)"),
     ],
 )

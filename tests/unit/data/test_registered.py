@@ -92,8 +92,8 @@ def test_records_are_decoded_in_order_each_by_its_own_schema() -> None:
     assert found.records["label"].tolist() == [1, 0, 1]
     assert [index for index, _ in found.skipped] == [2, 4, 5]
     assert [why.partition(":")[0] for _, why in found.skipped] == [
-        "no id of a schema stands before it",
-        "the registry has no schema of its id",
+        "the record does not begin with a schema id, so no schema-registry serializer wrote it",
+        "the schema registry has no schema with the record's id",
         "no value (a tombstone)",
     ]
 
@@ -172,7 +172,7 @@ def test_avro_values_are_converted_to_numbers(
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        (Schema("AVRO", "{"), "schema 7: it is no Avro schema: Input data was truncated"),
+        (Schema("AVRO", "{"), "schema 7: the schema is not valid Avro: Input data was truncated"),
         (Schema("JSON", "{}"), "schema 7 is JSON, not AVRO"),
     ],
 )
@@ -220,7 +220,7 @@ def test_invalid_boolean_in_an_array_is_skipped_beside_longer_arrays() -> None:
     for poll in ([good, bad], [good, bad, longer]):
         found = made.decode(poll)
         assert found.kept.tolist() == [0]
-        assert found.skipped[0] == (1, "schema 1: a boolean in it is neither 0 nor 1")
+        assert found.skipped[0] == (1, "schema 1: a boolean in the record is neither 0 nor 1")
 
 
 def test_record_with_a_decimal_beyond_float64_is_skipped() -> None:

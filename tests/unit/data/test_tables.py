@@ -50,19 +50,19 @@ def test_integer_labels_are_kept() -> None:
 @pytest.mark.parametrize(
     ("data", "label", "found"),
     [
-        (b"", None, "t: holds no rows"),
-        (b"a,b\n", None, "t: holds a header and no rows"),
+        (b"", None, "t: contains no rows"),
+        (b"a,b\n", None, "t: contains a header but no rows"),
         (b"1,2\n3\n", None, "t: row 2 has 1 cells, the first has 2"),
         (b"\xff\xfe", None, "t: is not CSV in UTF-8"),
         (TABLE, "weight", "t: no column 'weight'; there are size, colour, , kind"),
         (TABLE, "9", "t: no column '9'"),
-        (b"x,y\n1,0.5\n", None, "t: label column 'y': labels are whole numbers, found"),
+        (b"x,y\n1,0.5\n", None, "t: label column 'y': labels must be whole numbers, found"),
         (b"x,y\n1,\n", None, "t: label column 'y': row 1 has no label"),
-        (b"x,y\ninf,1\n", None, "t: column 'x': holds a number that is not finite"),
-        (b"x,y\n1e99,1\n", None, "t: column 'x': holds a number that is not finite"),
+        (b"x,y\ninf,1\n", None, "t: column 'x': contains a number that is not finite"),
+        (b"x,y\n1e99,1\n", None, "t: column 'x': contains a number that is not finite"),
         (b"5\n6\n", None, "t: no column is left for features"),
-        (b"x,y\ns,1\n", None, "t: column 'x': holds symbols: `--rows` sends them as they are"),
-        (b"x,y\n1,s\n", None, "t: label column 'y': holds symbols: `--rows` sends them as they"),
+        (b"x,y\ns,1\n", None, "t: column 'x': must contain only numbers; use `--rows`"),
+        (b"x,y\n1,s\n", None, "t: label column 'y': must contain only numbers; use `--rows`"),
     ],
 )
 def test_invalid_table_is_rejected_with_row_and_column(

@@ -122,7 +122,9 @@ def test_await_end_returns_the_exit_code(code: int, script: Script) -> None:
 
 
 def test_await_end_of_a_running_process_times_out(script: Script) -> None:
-    with pytest.raises(UnavailableError, match=r"demo did not end within 0.01 s: it said nothing"):
+    with pytest.raises(
+        UnavailableError, match=r"demo did not end within 0.01 s: it wrote no output"
+    ):
         script.await_end(0.01)
 
 
@@ -140,7 +142,7 @@ def test_output_of_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None
 
 def test_program_that_is_never_ready_is_abandoned(tmp_path: Path) -> None:
     child = Child(["sleep", "600"], tmp_path / "log")
-    with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it said nothing"):
+    with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it wrote no output"):
         child.await_ready(lambda: False, 0.01)
     child.kill()
     assert gone(child.pid)

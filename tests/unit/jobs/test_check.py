@@ -78,7 +78,7 @@ def test_invalid_option_of_a_built_in_task_is_rejected_by_field() -> None:
     wrong = refusal(spec(name="logistic-regression", classes=2, features=5))
     assert (wrong.fields, wrong.problem) == (
         ("task.features",),
-        "the records have 4, got 5: change the field or the options of the task",
+        "must be 4 as in the records, got 5; change the field or the task's option",
     )
 
 
@@ -110,9 +110,9 @@ def test_gradient_sums_above_the_coordinator_memory_are_rejected(
         check_submission(made, (), (in_flight + 2) * size_mb - 5)
     assert refused.value.fields == ("synchronisation.staleness",)
     assert f"{in_flight} updates in flight" in refused.value.problem
-    assumed = "8 workers are counted, as neither staleness nor provisioning.workers says"
+    assumed = "assuming 8 workers, because neither staleness nor provisioning.workers is"
     assert (assumed in refused.value.problem) == (in_flight == 8)
-    assert "DOLL_COORDINATOR_MEMORY_MIB allows: lower it, or allow more" in refused.value.problem
+    assert "DOLL_COORDINATOR_MEMORY_MIB allows; lower it, or allow more" in refused.value.problem
 
 
 def test_compression_view_counts_towards_the_coordinator_memory() -> None:
@@ -127,13 +127,13 @@ def test_compression_view_counts_towards_the_coordinator_memory() -> None:
         with pytest.raises(GivenError) as refused:
             check_submission(made, (), (sums + 1) * 382 - 5)
         assert refused.value.fields == (field,)
-        assert "and what workers know with compression" in refused.value.problem
+        assert "and the tracked weights of workers" in refused.value.problem
 
 
 def test_model_above_the_memory_setting_is_rejected_without_building() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
     assert "the model takes 17,592" in str(refusal(large, build=built_here))
-    assert "more than 16,384: make it smaller" in str(
+    assert "more than 16,384; make it smaller" in str(
         refusal(own("Plain", inputs=2**31), build=built_here)
     )
 
@@ -143,7 +143,9 @@ def test_task_that_raises_or_rejects_its_options_is_rejected() -> None:
     assert wrong.fields == ("task",)
     assert "refuses its options {'inputs': 0}: ValueError: inputs: must be positive" in str(wrong)
     assert "got an unexpected keyword argument 'colour'" in problem_of(own("Plain", colour=1))
-    assert "looking at the task raised TypeError: 'int' object" in problem_of(own("WrongInputs"))
+    assert "the task raised an error when it was checked: TypeError: 'int' object" in problem_of(
+        own("WrongInputs")
+    )
     raised = problem_of(own("Raising"))
     assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in raised
 
@@ -163,7 +165,7 @@ def test_task_that_this_service_cannot_check_is_accepted(
     assert "shop" in found.why
     found.refuse()
     found = unchecked(spec(entrypoint=task), built_here)
-    assert found == Unchecked("DOLL_TASKS does not list shop.tasks:Clicks here")
+    assert found == Unchecked("DOLL_TASKS of this process does not list shop.tasks:Clicks")
     found.refuse()
     monkeypatch.setattr("common.jobs.check.find_spec", lambda _: None)
     found = unchecked(spec(entrypoint=task), built_here, task)
@@ -174,8 +176,8 @@ def test_task_that_this_service_cannot_check_is_accepted(
 @pytest.mark.parametrize(
     ("made", "build", "why"),
     [
-        (own("Dying"), patient, "the check of the task ended early, with status 3"),
-        (own("Killed"), patient, "the check of the task was ended by signal 9 (Killed)"),
+        (own("Dying"), patient, "the check of the task ended early with status 3"),
+        (own("Killed"), patient, "the check of the task was killed by signal 9 (Killed)"),
         (own("LooksAtValues", inputs=2**31), patient, "the model needs more than the 4,096 MiB"),
         (
             own("Plain"),

@@ -61,4 +61,4 @@ def test_torn_hot_snapshot_is_reported_and_skipped() -> None:
 
     assert found.snapshot == snapshot(3)
     [reason] = skipped
-    assert reason.startswith("without a hot snapshot: ")
+    assert reason.startswith("a hot snapshot is skipped: ")

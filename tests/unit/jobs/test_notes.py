@@ -32,12 +32,12 @@ def test_ordinary_job_has_no_notes() -> None:
 
 def test_group_mode_has_a_note_about_the_private_network() -> None:
     [note] = notes_on(job("aggregation: {mode: group}\n"))
-    assert "neither encrypted nor authenticated: they need a private network" in note
+    assert "without encryption and authentication; they need a private network" in note
 
 
 def test_large_staleness_has_a_note() -> None:
     [note] = notes_on(job("synchronisation: {mode: stale, staleness: 3}\n"))
-    assert note.startswith("synchronisation.staleness: above 2 ")
+    assert note.startswith("synchronisation.staleness: values above 2 ")
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_too_few_waiting_batches_for_the_live_workers_have_a_note(
     note = window_note(spec, workers)
     assert bool(note) == bool(raised)
     if raised:
-        assert f"{waiting} of each of {workers} workers are fewer than the 80 batches" in note
-        assert f"submit it with {raised} or without the field" in note
+        assert f"{workers} workers with {waiting} each allow fewer" in note
+        assert f"set it to {raised} or remove it" in note
 
 
 def test_waiting_batches_note_for_rented_workers_appears_at_submission() -> None:
     rented = "provisioning: {workers: 2}\n"
     assert notes_on(job(f"{STALE}waiting_batches: 40\n{rented}")) == ()
     [note] = notes_on(job(f"{STALE}waiting_batches: 20\n{rented}"))
-    assert note.startswith("waiting_batches: 20 of each of 2 workers ")
+    assert note.startswith("waiting_batches: stale updates overlap only")

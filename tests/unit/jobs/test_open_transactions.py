@@ -69,7 +69,7 @@ def test_transaction_open_for_less_than_ten_seconds_is_not_reported() -> None:
         state = view.state(START + stood_s)
         assert state.word == "waiting for records"
         assert state.why == (
-            "an update needs 2 batches of 10: 0 batches and 0 records are there;"
+            "an update needs 2 batches of 10 records; 0 batches and 0 records are waiting;"
             " not readable yet: 1,010 offsets"
         )
 

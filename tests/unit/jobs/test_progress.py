@@ -264,18 +264,18 @@ def test_state_of_an_inactive_job_is_that_of_its_record() -> None:
 
 def test_job_without_a_leader_waits_for_a_coordinator() -> None:
     view = JobProgress(job())
-    assert view.state(NOW).why == "it has not been looked at yet"
+    assert view.state(NOW).why == "its state has not been read yet"
     view.look(JobObservation(NOW, {}, None, led=False, ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a coordinator",
-        "none leads digits yet: `doll coordinator` starts one",
+        "no coordinator leads digits yet; `doll coordinator` starts one",
     )
     view.look(
         JobObservation(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"})
     )
     assert view.state(NOW) == ("waiting for a coordinator", "c1: no task x; c2: y")
     view.look(JobObservation(NOW, {}, None, led=True, ends=FIRST))
-    assert view.state(NOW) == ("waiting for a coordinator", "one is taking over")
+    assert view.state(NOW) == ("waiting for a coordinator", "a coordinator is taking over")
     view.look(JobObservation(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a server",
@@ -285,7 +285,9 @@ def test_job_without_a_leader_waits_for_a_coordinator() -> None:
 
 def test_member_that_cannot_take_part_degrades_the_job_with_its_reason() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
-    group = GroupStatus((WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 do not reach each other"})
+    group = GroupStatus(
+        (WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 cannot connect to each other"}
+    )
     look = JobObservation(
         NOW, {"w1": "alive", "w2": "alive"}, leader_status(), led=True, ends=FIRST
     )
@@ -294,7 +296,7 @@ def test_member_that_cannot_take_part_degrades_the_job_with_its_reason() -> None
     assert view.state(NOW) == ("degraded", "worker w3: no room")
     left_out = replace(leader_status(), group=group)
     view.look(look._replace(leader_status=left_out))
-    assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
+    assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 cannot connect to each other")
 
 
 def test_worker_with_another_model_is_reported_by_the_leader_or_itself() -> None:
@@ -322,7 +324,9 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
 def test_transport_of_a_running_group_cannot_be_changed() -> None:
     running, nccl = aggregated({"mode": "group"}).spec, {"mode": "group", "transport": "nccl"}
 
-    with pytest.raises(UserError, match=r"a group that runs goes on with gloo: change to aggreg"):
+    with pytest.raises(
+        UserError, match=r"cannot change from gloo to nccl directly; change to aggreg"
+    ):
         changed_spec(running, {"aggregation": nccl})
 
     on_the_board = changed_spec(running, {"aggregation": None})
@@ -377,7 +381,7 @@ def test_job_whose_only_worker_cannot_join_waits_for_workers() -> None:
 
 def test_job_without_workers_names_the_jobs_that_have_them() -> None:
     view = running(rows(4), 1, 200)
-    turn = "it is another job's turn: the 3 workers are at `a` and `b`"
+    turn = "another job has its turn: the 3 workers are working for `a` and `b`"
     seen = JobObservation(
         NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable={TURN: turn}
     )
@@ -423,8 +427,8 @@ def test_job_is_degraded_while_records_wait_for_a_schema() -> None:
     word, why = view.state(NOW)
     assert word == "degraded"
     assert why.split("; ") == [
-        "w1, w2: records wait for a schema: the registry did not answer in time",
-        "w3: records wait for a schema: the registry cannot be reached",
+        "w1, w2: records wait for a schema: the schema registry did not answer in time",
+        "w3: records wait for a schema: the schema registry cannot be reached",
     ]
 
 
@@ -439,10 +443,10 @@ def test_job_that_an_evaluator_cannot_track_is_degraded_with_the_reason() -> Non
 def test_job_is_drained_once_all_records_are_settled_and_none_arrives() -> None:
     assert running(rows(2), 1, 120).state(NOW) == (
         "drained",
-        "all records are settled, and none arrives",
+        "all records are settled, and no new ones arrive",
     )
     assert running(rows(2), 1, 120, at_s=NOW - 1).state(NOW).word == "running"
-    assert running([], 0, 100).state(NOW) == ("waiting for records", "none has come yet")
+    assert running([], 0, 100).state(NOW) == ("waiting for records", "no record has arrived yet")
 
 
 def test_job_waits_for_records_until_an_update_has_enough() -> None:
@@ -450,14 +454,14 @@ def test_job_waits_for_records_until_an_update_has_enough() -> None:
     view = running(rows(3), 1, 139)
     assert view.state(NOW) == (
         "waiting for records",
-        "an update needs 2 batches of 10: 1 batch and 9 records are there",
+        "an update needs 2 batches of 10 records; 1 batch and 9 records are waiting",
     )
     assert running(rows(3), 1, 140).state(NOW).word == "running"  # a worker is about to claim them
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is in flight
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
-    assert "an update needs 4 batches of 10: 0 batches and 9 " in view.state(NOW).why
+    assert "an update needs 4 batches of 10 records; 0 batches and 9 " in view.state(NOW).why
     view = running(rows(3), 1, 139)
     # Each of two workers may have nine of them.
     view.look(
@@ -510,10 +514,10 @@ def test_job_is_degraded_above_a_share_of_unusable_recent_records(
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
     monkeypatch.setattr(progress, "DEGRADED_SHARE", 0.004)
-    assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
+    assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 could not be decoded")
     view.feed_update(1, Quarantined(0, made[0], "poison: it raised"), NOW, NOW)
     assert view.state(NOW).why == (
-        "of the last 2,000 records 10 did not decode and 10 were quarantined"
+        "of the last 2,000 records 10 could not be decoded and 10 were quarantined"
     )
 
 
@@ -538,7 +542,7 @@ def test_job_whose_records_all_fail_to_decode_is_degraded_not_drained() -> None:
     assert view.numbers(NOW).lag == 0
     assert view.state(NOW) == (
         "degraded",
-        "of the last 200 records of clicks 200 did not decode: 200 torn",
+        "200 of the last 200 records of clicks could not be decoded: 200 torn",
     )
 
 
@@ -566,7 +570,7 @@ def test_slow_stream_that_does_not_decode_is_named_with_top_reasons() -> None:
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
 
     reasons = f"8 no JSON; 4 label: is missing; 2 {'x ' * 48}x..."
-    why = f"of the last 1,000 records of {slow.topic} 15 did not decode: {reasons}"
+    why = f"15 of the last 1,000 records of {slow.topic} could not be decoded: {reasons}"
     assert view.state(NOW) == ("degraded", why)
     for _ in range(11):
         claim(slow, 100, {})
@@ -825,7 +829,7 @@ def test_unavailable_registry_is_reported_with_the_time_since_when() -> None:
     waiting = {"w1": REGISTRY_UNREACHABLE}
     look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     view.look(look._replace(unable=unable, waiting=waiting))
-    why = f"w1: records wait for a schema since {SINCE}: the registry cannot be reached"
+    why = f"w1: records wait for a schema since {SINCE}: the schema registry cannot be reached"
     assert view.state(NOW) == ("degraded", why)
     unable |= unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
     view.look(look._replace(unable=unable, waiting=waiting))

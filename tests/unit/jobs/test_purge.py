@@ -140,7 +140,7 @@ def test_purge_removes_everything_of_a_job_and_nothing_of_others(world: World) -
 def test_purge_of_a_running_or_led_job_is_rejected(world: World) -> None:
     world.work(world.submit())
     before = world.everything()
-    with pytest.raises(ConflictError, match="is running: stop it first"):
+    with pytest.raises(ConflictError, match="is running; stop it first"):
         purge("digits", world.job_store, world.outside())
     world.stop()
     assert world.board("digits").hold_lease("c1", 60.0)
@@ -169,7 +169,7 @@ def test_deleted_job_can_be_purged_later(world: World) -> None:
         world.work(job)
         world.stop()
         world.job_store.delete("digits")
-        with pytest.raises(ConflictError, match="holds records of an earlier job"):
+        with pytest.raises(ConflictError, match="has records of an earlier job"):
             world.submit()
         assert len(purge("digits", world.job_store, world.outside()).topics) == 5
         assert world.left() == (set(), set(), set())

@@ -91,7 +91,7 @@ def test_checkpoint_is_copied_without_torch() -> None:
     assert done.stdout.splitlines() == [
         "first@1",
         "True",
-        "it begins with the checkpoint 0-1 of first: weights and optimizer state (adam)",
+        "the job starts from the checkpoint 0-1 of first: weights and optimizer state (adam)",
     ], done.stderr
 
 
@@ -116,7 +116,7 @@ def test_checkpoint_of_another_optimizer_is_copied_without_its_state(
         ).decode()
     )
     _, said = bench.jobs.copy_checkpoint(spec, "first")
-    assert said.endswith(f"weights alone, for the optimizer was adam and is {kind} now")
+    assert said.endswith(f"weights only, because the optimizer was adam and is {kind} now")
     tensors, metadata = unpack(bench.copied())
     assert list(tensors) == ["weights"]
     assert msgspec.json.decode(metadata["trainer"])["optimizer"] == kind
@@ -129,5 +129,5 @@ def test_repeated_request_copies_no_checkpoint() -> None:
     assert is_new
     assert bench.jobs.copy_checkpoint(NEXT, "first", "key:body") == (None, "")
     assert bench.jobs.submit(NEXT, "key:body", None) == (record, False)
-    with pytest.raises(ConflictError, match='the name "next" belongs to a job'):
+    with pytest.raises(ConflictError, match='there is already a job "next"'):
         bench.jobs.copy_checkpoint(NEXT, "first", "other:body")

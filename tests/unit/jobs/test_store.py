@@ -122,7 +122,7 @@ def test_group_size_whose_update_exceeds_a_record_is_rejected(log: MemoryLog) ->
 def test_submit_with_too_many_partitions_is_rejected_and_creates_nothing() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
-    with pytest.raises(UserError, match="where its 2801 partitions begin take"):
+    with pytest.raises(UserError, match="with 2801 partitions, must have at most"):
         JobOperations(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
     assert JobOperations(log).read() == {}
     with pytest.raises(UnknownTopicError):
@@ -159,17 +159,17 @@ def test_resume_after_loss_requires_a_held_job(log: MemoryLog) -> None:
 def test_submit_with_a_name_in_use_is_rejected_with_the_state_of_its_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
+    with pytest.raises(ConflictError, match='there is already a job "digits", which is running'):
         JobOperations(log).submit(parse_job(TEXT))
     job_store.patch("digits", "done", wanted="stopped")
-    with pytest.raises(ConflictError, match="a job that is stopped"):
+    with pytest.raises(ConflictError, match="which is stopped"):
         JobOperations(log).submit(parse_job(TEXT))
 
 
 def test_submit_with_leftover_history_of_the_name_is_rejected(log: MemoryLog) -> None:
     log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
-    with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
+    with pytest.raises(ConflictError, match=r"doll.digits.updates has records of an earlier job"):
         JobOperations(log).submit(parse_job(TEXT))
 
 
@@ -218,7 +218,7 @@ def test_origin_is_kept_by_changes(log: MemoryLog) -> None:
 
 
 def test_get_of_an_unknown_job_lists_the_existing_jobs(log: MemoryLog) -> None:
-    with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
+    with pytest.raises(NotFoundError, match="jobs: none yet; submit one"):
         JobOperations(log).get("digit")
     JobOperations(log).submit(parse_job(TEXT))
     with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
@@ -346,7 +346,7 @@ def test_second_of_two_concurrent_submissions_of_a_name_is_rejected() -> None:
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
     log.meanwhile = lambda: JobOperations(log).submit(other)
-    with pytest.raises(ConflictError, match="belongs to a job that is running"):
+    with pytest.raises(ConflictError, match="which is running"):
         JobOperations(log).submit(parse_job(TEXT))
     assert JobOperations(log).get("digits").spec.batch_size == 8
 
@@ -379,7 +379,7 @@ def test_second_of_two_concurrent_patches_of_a_revision_is_rejected() -> None:
         "digits", "theirs", changed={"group_size": 5}, revision=0
     )
     with pytest.raises(
-        ConflictError, match='job "digits" is at revision 1, not 0: look at it again'
+        ConflictError, match='job "digits" is at revision 1, got 0; read the job again'
     ):
         job_store.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
     found = JobOperations(log).get("digits")
@@ -415,7 +415,7 @@ def test_finish_of_a_changed_or_stopped_job_has_no_effect(log: MemoryLog) -> Non
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     changed = job_store.patch("digits", "", changed={"group_size": 5})
-    with pytest.raises(ConflictError, match="is at revision 1, not 0"):
+    with pytest.raises(ConflictError, match="is at revision 1, got 0"):
         job_store.finish("digits", "400 updates applied", 0)
     assert job_store.get("digits") == changed
     stopped = job_store.patch("digits", "enough", wanted="stopped")
@@ -636,17 +636,17 @@ def test_patch_without_a_change_writes_nothing(log: MemoryLog) -> None:
         ({"learning_rate": 0.0}, "learning_rate: must be above 0"),
         ({"learning_rate": float("nan")}, "learning_rate: must be a finite number"),
         ({"deadline_s": -1}, "deadline_s: must be above 0"),
-        ({"seed": 4}, '"seed" cannot be changed; what can is deadline_s, group_size'),
+        ({"seed": 4}, '"seed" cannot be changed, only deadline_s, group_size'),
         ({"synchronisation": {"mode": "late"}}, "synchronisation.mode: must be 'synchronous', "),
         (
             {"synchronisation": {"mode": "averaging"}},
-            "synchronisation: local_rate: averaging needs one, such as 0.1",
+            "synchronisation: local_rate: is missing; mode averaging requires it, for example 0.1",
         ),
         (
             {"synchronisation": {"mode": "stale", "stalenes": 2}},
             'unknown field "synchronisation.stalenes" (did you mean "staleness"?)',
         ),
-        ({"compression": {}}, "compression: needs significance or changes, one of them"),
+        ({"compression": {}}, "compression: must have either significance or changes"),
         ({"compression": 1.5}, "compression: must be a mapping of fields to values, got 1.5"),
     ],
 )
@@ -682,7 +682,7 @@ def test_record_keeps_only_the_last_changes(log: MemoryLog) -> None:
 def test_delete_requires_a_stopped_job(log: MemoryLog) -> None:
     job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
+    with pytest.raises(ConflictError, match='the job "digits" is running; stop it first'):
         job_store.delete("digits")
     job_store.patch("digits", "enough", wanted="stopped")
     assert job_store.patch("digits", "for the next run", changed={"group_size": 3}).revision == 1
@@ -701,7 +701,7 @@ def test_job_that_reuses_a_freed_name_has_its_own_topics(log: MemoryLog) -> None
     job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     assert (first.id, job_store.id_of("digits")) == ("digits", "digits")
-    with pytest.raises(ConflictError, match="is running: stop it first"):
+    with pytest.raises(ConflictError, match="is running; stop it first"):
         job_store.free("digits")
     job_store.patch("digits", "enough", wanted="stopped")
     write(log, topics.updates_topic("digits"), b"{}")
@@ -723,7 +723,7 @@ def test_name_of_a_deleted_job_with_history_is_taken_until_freed(
         write(log, topics.updates_topic(job), b"{}")
         job_store.patch("digits", "enough", wanted="stopped")
         job_store.delete("digits")
-        with pytest.raises(ConflictError, match=f"doll.{job}.updates holds records of an earlier"):
+        with pytest.raises(ConflictError, match=f"doll.{job}.updates has records of an earlier"):
             JobOperations(log).submit(parse_job(TEXT))
         job_store.free("digits")
 
@@ -817,11 +817,11 @@ def test_invalid_origin_is_rejected(old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("key", "first", "message"),
     [
-        (b"other", {A: 0, B: 0}, "stands under the key b'other', its name is 'digits'"),
-        (None, {A: 0, B: 0}, "stands under the key None"),
-        (b"digits", {A: 0}, "first positions are not those of its streams"),
+        (b"other", {A: 0, B: 0}, "must have its name 'digits' as the record's key, got b'other'"),
+        (None, {A: 0, B: 0}, "got None"),
+        (b"digits", {A: 0}, "first positions are of other streams"),
         (b"digits", {A: 0, B: -1}, "Expected `int` >= 0 - at `$.first[...][0][0]`"),
-        (b"digits", {}, "first positions are not those of its streams"),
+        (b"digits", {}, "first positions are of other streams"),
     ],
 )
 def test_inconsistent_job_record_is_rejected(
@@ -836,7 +836,7 @@ def test_inconsistent_job_record_is_rejected(
 def test_revision_that_differs_from_the_last_change_is_rejected() -> None:
     record = JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0)
     record = replace(record, revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
-    with pytest.raises(WireError, match="revision 2 is not that of its last change"):
+    with pytest.raises(WireError, match="revision 2 differs from the revision of its last change"):
         decode_entry(b"digits", encode_entry(record))
 
 

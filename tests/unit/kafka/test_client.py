@@ -49,7 +49,7 @@ def test_refused_password_is_reported_with_a_remedy(then: tuple[KafkaError, ...]
 
 def test_caller_that_may_wait_gets_the_reason_once_per_outage() -> None:
     complained = complaints(WRONG_PASSWORD, ALL_DOWN)
-    with pytest.raises(UnavailableError, match=r"^asking: Kafka does not let us in") as first:
+    with pytest.raises(UnavailableError, match=r"^asking: Kafka refuses the connection") as first:
         complained.raise_away("asking")
     complained.raise_away("asking")
     complained(ALL_DOWN)

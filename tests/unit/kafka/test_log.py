@@ -84,5 +84,6 @@ def test_default_address_without_kafka_is_reported_with_how_to_start_one(
     with pytest.raises(UnavailableError) as raised:
         KafkaLog(KafkaSettings("127.0.0.1:1", named=False)).partitions("s")
     assert str(raised.value) == (
-        'no Kafka at 127.0.0.1:1 (DOLL_KAFKA is not set): start one with "doll up", or name yours'
+        "no Kafka at 127.0.0.1:1 (DOLL_KAFKA is not set);"
+        ' start one with "doll up", or set DOLL_KAFKA'
     )

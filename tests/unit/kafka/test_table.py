@@ -549,7 +549,7 @@ def test_writer_that_always_loses_raises_conflict(clock: ManualClock) -> None:
     log = RivalLog(clock)
     table = table_of(log, clock)
     log.rival = table_of(log, clock)
-    with pytest.raises(ConflictError, match=r"others changed .* each time .* was not made"):
+    with pytest.raises(ConflictError, match=r"other programs changed .* this change was not made"):
         table.update(NAME, lambda _: ("ours",), encode)
     assert table.read() == {NAME: ("theirs",)}
     assert log.stored(PLACE).records[-1].value == b'["theirs"]'
@@ -645,7 +645,7 @@ def test_restore_refuses_different_records_unless_replace_is_set(
     assert table.restore(saved, replace=False) == 0
     table.update("a", lambda _: ("2",), encode)
     other = table_of(log, clock)
-    with pytest.raises(ConflictError, match="has other records of a: nothing was written"):
+    with pytest.raises(ConflictError, match="already has other records of a, nothing was written"):
         other.restore(saved, replace=False)
     assert other.read()["a"] == ("2",)
     assert other.restore(saved, replace=True) == 1
@@ -671,7 +671,7 @@ def test_restore_during_another_write_raises_conflict(clock: ManualClock) -> Non
     table = table_of(log, clock)
     table.read()
     log.interrupts = True
-    with pytest.raises(ConflictError, match="others wrote thing meanwhile"):
+    with pytest.raises(ConflictError, match="other programs wrote thing meanwhile"):
         table.restore(saved, replace=False)
     assert table_of(log, clock).read() == {NAME: ("other",)}
 

@@ -126,7 +126,7 @@ def test_lda_cost_falls_over_repeated_updates() -> None:
     [
         (200, 1.0, 1.0, "index: a number is outside 0..199"),
         (3, -1.0, 1.0, "a count is below zero"),
-        (3, 1.0, 0.0, "take smaller steps"),
+        (3, 1.0, 0.0, "use a smaller learning rate"),
     ],
 )
 def test_invalid_lda_records_and_weights_are_rejected(
@@ -162,5 +162,5 @@ optimizer: {learning_rate: 0.5}
 )
 def test_lda_job_with_an_unsupported_optimizer_is_rejected(wrong: str, right: str) -> None:
     assert parse_job(JOB).task_options["entries"] == 9
-    with pytest.raises(UserError, match="optimizer: lda needs `name: sgd` with a learning_rate"):
+    with pytest.raises(UserError, match="optimizer: lda requires `name: sgd` without weight_decay"):
         parse_job(JOB.replace(right, wrong))

@@ -115,7 +115,7 @@ def test_write_overwrites_only_the_given_weights() -> None:
     before = model.vector.copy()
     model.write(SparseVector(8, np.array([0, 3]), np.array([[1, 2], [3, 4]], np.float32)))
     assert model.vector.tolist() == [1, 2, *before[2:6].tolist(), 3, 4]
-    with pytest.raises(CorruptError, match="of 9 numbers, of 8"):
+    with pytest.raises(CorruptError, match="of 9 numbers do not fit one of 8"):
         model.write(SparseVector(9, np.array([0]), np.array([[1]], np.float32)))
 
 

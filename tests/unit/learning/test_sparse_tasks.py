@@ -244,7 +244,7 @@ def test_sparse_task_takes_its_features_from_the_hash_buckets() -> None:
     decoded = codec_of(spec.records).decode([b'{"label": 1, "city": "Pune"}'])
     assert decoded.records["index"][0, 0] == bucket_of("city", "Pune", 500)
     assert "hashed" not in parse_job(JOB).model_dump_json()
-    with pytest.raises(UserError, match=r"task.features: the records have 500, got 1000"):
+    with pytest.raises(UserError, match=r"task.features: must be 500 as in the records, got 1000"):
         parse_job(hashed)
 
 
@@ -261,7 +261,7 @@ def test_sparse_task_takes_its_features_from_the_hash_buckets() -> None:
 )
 def test_hashed_features_with_unsuitable_fields_are_rejected(there: str, instead: str) -> None:
     hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
-    with pytest.raises(UserError, match="records: hashed: needs `codec: json` and the fields"):
+    with pytest.raises(UserError, match="records: hashed: requires `codec: json` and two fields"):
         parse_job(hashed.replace(", features: 1000", "").replace(there, instead))
 
 

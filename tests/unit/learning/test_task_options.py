@@ -18,7 +18,7 @@ from common.learning.task_options import ImageClassifierOptions, options_of
         (15, 28, "cnn-32", "cnn-small"),
         (1, 8, "cnn-small", "2x2"),
         (1, 8, "auto", "2x2"),
-        (4, 8, "resnet-32", "5x5 up: use cnn-small"),
+        (4, 8, "resnet-32", "at least 5x5; use cnn-small"),
     ],
 )
 def test_image_too_small_for_its_network_is_rejected(
@@ -54,9 +54,9 @@ def test_auto_network_is_chosen_by_the_image_shape(
         (
             "sparse-logistic",
             {"normalise": True},
-            "has no normalise, .* leaves out would be zero no",
+            "has no option `normalise`, .* omitted values",
         ),
-        ("guessing", {}, "is none of image-classifier"),
+        ("guessing", {}, "must be one of image-classifier"),
     ],
 )
 def test_invalid_task_options_are_rejected(

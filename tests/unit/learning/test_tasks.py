@@ -72,9 +72,15 @@ def test_entrypoint_is_imported_only_if_it_is_allowed() -> None:
     [
         ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
         ("x = 1", "has no attribute 'Mine'"),
-        ("import common.prices", "No module named 'common.prices': 'common' is DOLL's own package"),
-        ("from common.errors import Price", "cannot import name 'Price'.*: 'common' is DOLL's own"),
-        ("import common\ncommon.prices()", "has no attribute 'prices': 'common' is DOLL's own"),
+        (
+            "import common.prices",
+            "No module named 'common.prices'; 'common' is also a package of DOLL",
+        ),
+        (
+            "from common.errors import Price",
+            "cannot import name 'Price'.*; 'common' is also a package",
+        ),
+        ("import common\ncommon.prices()", "has no attribute 'prices'; 'common' is also a package"),
     ],
 )
 def test_entrypoint_that_is_not_installed_raises_task_missing_error(

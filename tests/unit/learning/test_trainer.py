@@ -297,7 +297,7 @@ def test_restore_of_another_model_or_optimizer_is_rejected() -> None:
         (trainer("momentum"), "momentum, 40 parameters, 3 buffers"),
         (trainer("adam", parameters=PARAMETERS + 1), "adam, 41 parameters, 3 buffers"),
     ):
-        with pytest.raises(CorruptError, match=f"holds {found}, but .* has adam, 40 parameters"):
+        with pytest.raises(CorruptError, match=f"contains {found}, but .* has adam, 40 parameters"):
             subject.restore(other.snapshot())
     assert subject.snapshot() == before
 
@@ -348,7 +348,7 @@ def test_whole_of_slices_with_different_layouts_is_rejected() -> None:
         sliced(InOrder(*order)).snapshot((n,), whole=False)
         for n, order in enumerate((("one", "two"), ("two", "one")))
     ]
-    with pytest.raises(CorruptError, match="slices of no model, or of several"):
+    with pytest.raises(CorruptError, match="slices belong to no model, or to several"):
         whole_of(parts)
 
 
@@ -407,12 +407,12 @@ def test_inconsistent_snapshot_is_rejected() -> None:
     subject = Trainer(weights, 2, OptimizerSettings("adam", 0.1))
     subject.restore(pack({"weights": weights, **state}, kind))
     for tensors, metadata, reason in (
-        ({"weights": weights}, {}, "whose snapshot"),
-        ({"weights": weights}, {"trainer": "adam"}, "whose snapshot"),
+        ({"weights": weights}, {}, "does not name its"),
+        ({"weights": weights}, {"trainer": "adam"}, "does not name its"),
         (state, kind, "without weights"),
         ({"weights": two}, kind, "weights are"),
         ({"weights": weights.astype(np.float64)}, kind, "weights are float64"),
-        ({"weights": weights, "optimizer.step": one}, kind, "comes with"),
+        ({"weights": weights, "optimizer.step": one}, kind, "the state of"),
         ({"weights": weights, **state, "optimizer.exp_avg": weights}, kind, "exp_avg has shape"),
     ):
         with pytest.raises(CorruptError, match=reason):

@@ -63,7 +63,7 @@ def test_incorrect_result_fails_a_run_on_any_machine(found: Outcome, expected: s
         (replace(WELL, drained_s=10.1), "drained after 10.1 s, expected at most 10 s"),
         (
             replace(WELL, pace=Pace(100.0, 69.0, 0.75)),
-            "was left, expected at least 0.7; what was away left at most 0.75",
+            "expected at least 0.7; without the missing processes at most 0.75 was possible",
         ),
         (replace(WELL, pace=Pace(0.0, 69.0, 0.75)), "0.00 of the throughput"),
         (replace(WELL, burn=2, applied_s=(0.0, 20.1)), "expected at most 20 s"),

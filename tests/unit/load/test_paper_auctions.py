@@ -92,5 +92,5 @@ def test_clairvoyant_pays_only_hours_without_a_price_rise() -> None:
 
 
 def test_prices_above_every_bid_are_rejected() -> None:
-    with pytest.raises(UserError, match="nobody does"):
+    with pytest.raises(UserError, match="prices: too high to do"):
         done(auctions([2.0] * 20), 1.0)

@@ -64,7 +64,7 @@ def what_is_there(asked: Asked) -> Found:
 def test_unusable_series_are_listed_with_the_reason(found: Found) -> None:
     reasons = dict(found.unused)
     assert "on-demand price" in reasons["2015 x9.huge us-east-1a"]
-    assert "before the one above" in reasons["back"]
+    assert "before the previous row" in reasons["back"]
 
 
 def test_old_series_bids_the_on_demand_price_and_averages_below_it(

@@ -145,7 +145,7 @@ def test_errors_are_reported_with_a_remedy(world: World) -> None:
     with pytest.raises(doll.UserError, match=r"absent\.yaml"):
         client.submit("absent.yaml")
     client.submit(SPEC)
-    with pytest.raises(doll.ConflictError, match="belongs to a job"):
+    with pytest.raises(doll.ConflictError, match="there is already a job"):
         client.submit(SPEC)
     with pytest.raises(doll.UserError, match="plain data"):
         client.job("digits").change(group_size=object())
@@ -156,7 +156,7 @@ def test_errors_are_reported_with_a_remedy(world: World) -> None:
 def test_client_reads_service_and_key_from_the_environment(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(doll.UserError, match="URL"):
+    with pytest.raises(doll.UserError, match="url: is missing"):
         doll.Client()
     monkeypatch.setenv("DOLL_API", URL)
     (tmp_path / "key").write_text(world.viewer + "\n")
@@ -215,13 +215,13 @@ def test_change_is_retried_only_if_it_did_not_arrive(first: int | str, times: in
 
 def test_address_of_another_service_is_reported() -> None:
     client = played(lambda _: httpx2.Response(200, content=b"<html>"))
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         client.jobs()
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         client.job("digits").model()
     headers = {"Doll-Version": "1", "Doll-Epoch": "0", "ETag": '"0-1"'}
     torn = played(lambda _: httpx2.Response(200, content=b"torn", headers=headers))
-    with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
+    with pytest.raises(doll.OutsideError, match="is not a DOLL admin service"):
         torn.job("digits").model()
 
 

@@ -49,7 +49,7 @@ def test_fault_keeps_its_cause() -> None:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("CERTIFICATE_VERIFY_FAILED", "DOLL_REDIS_CA must name"),
+        ("CERTIFICATE_VERIFY_FAILED", "set DOLL_REDIS_CA to"),
         ("WRONG_VERSION_NUMBER", "redis:// instead of rediss://"),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "DOLL_REDIS_CERT and DOLL_REDIS_KEY"),
     ],

@@ -88,7 +88,7 @@ def test_healthcheck_without_valid_port_is_unhealthy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
     assert ask(monkeypatch, port) == UNHEALTHY
-    assert f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}" in (
+    assert f"DOLL_METRICS_PORT: must be the port of the process's metrics, got {port!r}" in (
         capsys.readouterr().err
     )
 

@@ -328,9 +328,7 @@ def test_infer_response_has_the_network_output_and_its_version(world: World) -> 
     nested = asked() | {"inputs": [asked()["inputs"][0] | {"data": IMAGES.tolist()}]}
     assert world.infer(nested)["outputs"] == answer["outputs"]
     assert world.infer(asked(), path="versions/1/infer")["outputs"] == answer["outputs"]
-    assert (
-        "version 7 is not served, but 1" in world.infer(asked(), 404, "versions/7/infer")["error"]
-    )
+    assert "version: must be 1, got 7" in world.infer(asked(), 404, "versions/7/infer")["error"]
 
 
 def test_metadata_routes_follow_the_protocol(world: World) -> None:
@@ -339,7 +337,7 @@ def test_metadata_routes_follow_the_protocol(world: World) -> None:
     assert world.ask("/v2/health/ready").json()["version"] == 1
     assert world.ask("/v2/models/digits/versions/1/ready").status_code == 200
     assert world.ask("/v2/models/digits/versions/2/ready").status_code == 404
-    assert "only 'digits'" in world.ask("/v2/models/letters").json()["error"]
+    assert "must be 'digits'" in world.ask("/v2/models/letters").json()["error"]
     assert world.ask("/v2/models/digits").json() == {
         "name": "digits",
         "versions": ["1"],
@@ -493,7 +491,7 @@ def test_internal_error_is_answered_in_json(
     answer = world.runner.run(asked_once())
     assert (answer.status_code, answer.json()) == (
         500,
-        {"error": "a fault of this server; its log says more"},
+        {"error": "internal error; see the log of the model server"},
     )
     sample = world.metrics.registry.get_sample_value
     assert sample("doll_predictions_total", {"status": "500"}) == 1
@@ -619,7 +617,7 @@ def test_request_without_a_key_returns_401_if_keys_are_required(
     infer = "/v2/models/digits/infer"
     for headers in ({}, {"Authorization": "Bearer doll_guess"}, {"Authorization": f"Basic {key}"}):
         refused = world.ask(infer, asked(), headers)
-        assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
+        assert (refused.status_code, refused.json()) == (401, {"error": "an API key is required"})
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     assert world.ask("/v2/models/digits").status_code == 401
     # Load balancers have no key.
@@ -637,7 +635,7 @@ def test_request_without_a_key_returns_401_if_keys_are_required(
         "role": "none",
         "action": f"POST {infer}",
         "job": "digits",
-        "reason": "there is no valid key",
+        "reason": "the request has no valid key",
         "outcome": "refused",
     }
     assert key not in caplog.text
@@ -743,7 +741,7 @@ def test_request_is_rejected_while_too_many_wait(
     answers, refused = world.runner.run(together())
     assert [each.status_code for each in answers] == [200] * 4
     assert refused.status_code == 503
-    assert "too many requests wait: come again" in refused.json()["error"]
+    assert "too many requests are waiting; try again later" in refused.json()["error"]
     assert world.infer(asked())["model_version"] == "1"
 
 
@@ -807,7 +805,7 @@ def test_internal_error_in_the_computing_thread_ends_the_process(made: list[Worl
 
     world.runner.run(asked_once())
     assert isinstance(world.batches.fault, MemoryError)
-    assert "ends" in world.error(asked(), 503)
+    assert "shutting down" in world.error(asked(), 503)
 
 
 def test_weights_replaced_under_load_never_mix_two_versions(world: World) -> None:

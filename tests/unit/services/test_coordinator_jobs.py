@@ -290,8 +290,8 @@ def test_job_is_held_if_kafka_keeps_refusing_its_records(bench: Bench) -> None:
     replica = bench.replica()
     replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     reason = bench.job_store.get("bad").reason
-    assert reason.startswith("Kafka refuses a record of this job again and again: ")
-    assert reason.endswith("; mend that, then `doll job resume bad`")
+    assert reason.startswith("Kafka repeatedly refuses a record of this job: ")
+    assert reason.endswith("; correct the cause, then run `doll job resume bad`")
     assert (
         replica.metrics.registry.get_sample_value(
             "doll_job_faults_total", {"job_name": "bad", "kind": "fault"}
@@ -319,7 +319,7 @@ def test_job_is_held_until_topics_that_would_lose_records_are_corrected(
     reason = bench.job_store.get("bad").reason
     assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
     repair = ",".join(f"{name}={right[name]}" for name in settings)
-    assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
+    assert f"--entity-name {topic} --add-config {repair}; then run `doll job resume bad`" in reason
     until(lambda: replica.leads("innocent"), "the other job is led")
 
     bench.log.configure(topic, right)
@@ -351,7 +351,7 @@ def test_internal_error_holds_only_its_job_after_retries_and_resume_works(
 
     replica.look_until(lambda: bench.job_store.get("bad").held, "the job is held")
     record = bench.job_store.get("bad")
-    assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
+    assert "failed 5 times in a row, the last time with ZeroDivisionError: a bug" in record.reason
     assert "in settings" in record.detail
     until(lambda: replica.leads("innocent"), "the other job is led")
     replica.look()
@@ -437,7 +437,7 @@ def test_redis_that_refuses_commands_does_not_hold_the_job(
 
     def put_model(self: MemoryBoard, *given: object) -> None:
         if refused[0]:
-            raise OutsideError("Redis does not let us do SET")
+            raise OutsideError("Redis denies SET")
         puts(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemoryBoard, "put_model", put_model)

@@ -203,7 +203,7 @@ def test_earlier_deadline_stops_a_running_job(bench: Bench) -> None:
         lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has passed"
     )
     record = bench.job_store.get(NAME)
-    assert (record.reason, record.revision) == ("its deadline has come", 1)
+    assert (record.reason, record.revision) == ("its deadline has passed", 1)
 
 
 def test_protocol_settings_follow_the_job_record(bench: Bench) -> None:
@@ -293,7 +293,7 @@ def test_trained_hot_snapshot_of_another_model_holds_the_job(
     later.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert "at place 1 it has the parameter '2.weight' (16, 1, 3, 3) float32, but the" in reason
-    assert "--after-loss --from-start` begins again with version 0" in reason
+    assert "--after-loss --from-start` starts again from version 0" in reason
 
 
 def live(bench: Bench) -> int:
@@ -361,7 +361,9 @@ def test_topic_that_lost_records_and_grew_again_holds_the_job(
     later = lead_on(bench, "c3")
     later.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
-    assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
+    assert (
+        "lost records that Kafka had acknowledged: it has other records from offset 0 on" in reason
+    )
     assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
@@ -379,12 +381,12 @@ def test_recreated_topic_of_the_job_holds_it_until_resumed_from_start(
 
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
-    assert f"the topic {place.topic} was deleted and created anew" in reason
+    assert f"the topic {place.topic} was deleted and recreated" in reason
     assert f"`doll job resume {NAME} --after-loss`" in reason
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss())
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held again")
     reason = bench.job_store.get(NAME).reason
-    assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` starts again" in reason
     bench.job_store.patch(NAME, "from the start, then", after_loss=AfterLoss(from_start=True))
     until_led(bench)
     assert bench.job_store.get(NAME).after_loss == 2
@@ -398,7 +400,7 @@ def test_resume_from_start_recreates_a_deleted_topic_of_the_job(
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "the job is held")
     reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} of this job does not exist" in reason
-    assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` creates it again" in reason
 
     bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
     until_led(bench)

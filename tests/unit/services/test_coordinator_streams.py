@@ -287,7 +287,7 @@ def test_recreated_stream_without_recorded_topic_id_ends_the_leadership(
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
     [reason] = bench.lost
-    assert "clinic-a was deleted and created anew" in reason
+    assert "clinic-a was deleted and recreated" in reason
     assert "--from digits" in reason
 
 
@@ -397,7 +397,7 @@ def test_job_without_workers_shows_which_job_has_them(bench: Bench) -> None:
     bench.roster.put([WorkerPlacement("w1", job="b", tasks=(task,))])
     bench.watch.turn()
     with closing(bench.boards.board(NAME)) as board:
-        assert board.unable() == {TURN: "it is another job's turn: the worker is at `b`"}
+        assert board.unable() == {TURN: "another job has its turn: the worker is working for `b`"}
         for _ in range(round(2 * TURNS_TTL_S)):
             bench.clock.advance(PUBLISH_S)
             bench.watch.turn()

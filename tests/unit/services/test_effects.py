@@ -141,7 +141,7 @@ def test_hold_is_written_after_kafka_recovers(bench: Bench) -> None:
 def test_awaited_checkpoint_is_named_in_job_state_and_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reason = f"{AWAITED}7-40, but the list is empty; run `doll job resume --after-loss`"
+    reason = f"{AWAITED}7-40, but the list is empty; `doll job resume --after-loss` continues"
     bench.have_weights()
     for _ in range(2):
         bench.carry_out(do.AwaitCheckpoint(reason))
@@ -201,9 +201,9 @@ def test_finished_job_is_stopped_with_the_reason(bench: Bench) -> None:
 
 def test_finish_for_an_outdated_revision_does_not_stop_the_job(bench: Bench) -> None:
     bench.job_store.patch(NAME, "no hurry", changed={"deadline_s": 9000.0})
-    bench.carry_out(do.Finish("its deadline has come", 0))
+    bench.carry_out(do.Finish("its deadline has passed", 0))
     assert bench.job_store.get(NAME).wanted == "running"
-    bench.carry_out(do.Finish("its deadline has come", 1))
+    bench.carry_out(do.Finish("its deadline has passed", 1))
     assert bench.job_store.get(NAME).wanted == "stopped"
 
 
@@ -293,7 +293,7 @@ def test_learning_rate_reaches_the_trainer(bench: Bench) -> None:
     moved = np.frombuffer(trainer.weights(), np.float32) - before
     assert moved[0] == pytest.approx(-0.25)  # the first step of Adam
     bench.carry_out(do.AddGradient(2, gradient))
-    with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
+    with pytest.raises(UserError, match=r"learning_rate: must be above 0 and finite, got -1\.0"):
         bench.carry_out(do.Apply(2, update, -1.0))
 
 
@@ -313,7 +313,7 @@ def test_logged_events_contain_the_epoch_until_the_leader_steps_down(
     caplog.set_level(logging.INFO)
     found = bench.have_weights()
     bench.carry_out(do.Begin(7, found.snapshots[0]))
-    bench.carry_out(do.StepDown("the lease is held by another"))
+    bench.carry_out(do.StepDown("another coordinator has the lease"))
     bench.carry_out(do.Hold("diverged"))
     logged = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
     assert logged == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
@@ -509,7 +509,7 @@ def test_restored_weights_are_not_offered_as_the_version_before(
 ) -> None:
     # A leader that steps down and finds another snapshot has weights without a version so far.
     begins(evaluated, 17)
-    evaluated.carry_out(do.StepDown("the lease is held by another"))
+    evaluated.carry_out(do.StepDown("another coordinator has the lease"))
     (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))
     assert isinstance(found, events.SnapshotsFound)
     assert len(list(evaluated.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))) == 1

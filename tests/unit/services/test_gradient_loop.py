@@ -374,7 +374,7 @@ def test_batch_with_missing_records_is_expired(world: World) -> None:
     reply = world.order(batch(0, 2, offset=1), batch(5, 8, offset=2))
     assert isinstance(reply, Failed)
     assert (reply.reason, reply.batches) == ("expired", (2,))
-    assert reply.detail == "s[0]@5:8 holds 2 records now, and held 3"
+    assert reply.detail == "s[0]@5:8 contains 2 records now, but contained 3 when it was claimed"
     assert failure(world.order(batch(0, 2, samples=1), number=2)) == ("expired", (0,))
 
 

@@ -21,7 +21,7 @@ LAYOUT = (TensorSlice(("one",), (3,)), TensorSlice(("two",), (3,)))
 WHY = "another model"
 STATUS = LeaderStatus(5, 0, {}, 0, 0, 1, {}, left_out={W: WHY})
 DIFFERENCE = (
-    "another model; the first difference: at place 1 it has the parameter 'two' (3,) float32, but"
+    "another model; first difference: at place 1 it has the parameter 'two' (3,) float32, but"
     " the task's model has the parameter 'one' (3,) float32"
 )
 

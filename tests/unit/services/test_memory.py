@@ -26,7 +26,7 @@ def test_group_memory_check_accepts_weights_that_fit() -> None:
     [(MIB, 12 << 20), (MIB << 24, group_bytes())],
 )
 def test_group_memory_check_rejects_weights_that_do_not_fit(numbers: int, allowed: int) -> None:
-    with pytest.raises(UserError, match="half of its machine or container"):
+    with pytest.raises(UserError, match="half of the machine or container"):
         check_group_memory(numbers, 2, allowed)
 
 
@@ -37,7 +37,7 @@ def test_room_for_slices_follows_the_allowed_memory() -> None:
         return room_for_slices(MIB << 2, 2, 32, 6, mib << 20)
 
     assert [room(mib) for mib in (48, 49, 50, 58, 112, 9000)] == [0, 0, 1, 5, 32, 32]
-    with pytest.raises(UserError, match="take 48 MiB of each worker, more than 47"):
+    with pytest.raises(UserError, match="need 48 MiB in each worker, but only 47"):
         room(47)
 
 

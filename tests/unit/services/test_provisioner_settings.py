@@ -77,7 +77,7 @@ def test_settings_contain_the_options_of_the_pools_policy() -> None:
 @pytest.mark.parametrize("field", ["max_lag_s: 300", "spot_up_to: 2", "reliable: 1"])
 def test_options_of_the_pools_policy_are_rejected_for_other_policies(field: str) -> None:
     asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: chance, {field}}}\n"
-    with pytest.raises(UserError, match="is for policy: pools, and this is chance"):
+    with pytest.raises(UserError, match="requires policy: pools, got chance"):
         parse_job(asked)
 
 
@@ -85,7 +85,7 @@ def test_spot_up_to_is_rejected_if_streams_are_reassigned() -> None:
     asked = f"{JOB}provisioning: {{workers: 3, policy: pools, max_lag_s: 60, reliable: 1}}\n"
     settings = provisioner_settings(record(asked), MARKET)
     assert (settings.max_lag_s, settings.reliable, settings.on_preemption) == (60, 1, "reassign")
-    with pytest.raises(UserError, match="spot_up_to: is for on_preemption: hold"):
+    with pytest.raises(UserError, match="spot_up_to: requires on_preemption: hold"):
         parse_job(asked.replace("reliable: 1", "spot_up_to: 2"))
 
 
@@ -95,19 +95,19 @@ def test_max_lag_below_the_start_up_time_of_machines_is_rejected() -> None:
     )
     asked = f"{JOB}provisioning: {{workers: 3, policy: pools, max_lag_s: 68}}\n"
     assert provisioner_settings(record(asked), MARKET).max_lag_s == 68
-    with pytest.raises(UserError, match=r"max_lag_s: a machine .* at least 69"):
+    with pytest.raises(UserError, match=r"max_lag_s: must be at least 69, got 68"):
         provisioner_settings(record(asked), slow)
     assert provisioner_settings(record(asked.replace("68", "69")), slow).max_lag_s == 69
 
 
 def test_more_reliable_machines_than_workers_are_rejected() -> None:
     asked = "workers: 3, policy: pools, reliable: 4"
-    with pytest.raises(UserError, match="reliable: 4 machines are always on demand, and there are"):
+    with pytest.raises(UserError, match=r"reliable: must be at most provisioning\.workers"):
         parse_job(f"{JOB}on_preemption: hold\nprovisioning: {{{asked}}}\n")
 
 
 def test_settings_of_a_job_without_provisioning_raise() -> None:
-    with pytest.raises(UserError, match="its workers start by hand"):
+    with pytest.raises(UserError, match="its workers are started by hand"):
         provisioner_settings(record(JOB), MARKET)
 
 
@@ -123,11 +123,14 @@ def test_settings_contain_the_bidding_options() -> None:
 @pytest.mark.parametrize(
     ("job", "problem"),
     [
-        (f"{BIDS}}}\nstart_at: latest\n", "cannot go faster than it arrives"),
-        (f"{BIDS}}}\n".replace(": reassign", ": hold"), "add `on_preemption: reassign`"),
+        (f"{BIDS}}}\nstart_at: latest\n", "requires a backlog, got start_at: latest"),
+        (
+            f"{BIDS}}}\n".replace(": reassign", ": hold"),
+            "requires `on_preemption: reassign`, got hold",
+        ),
         (
             f"{JOB}provisioning: {{workers: 3, policy: pools, bidbrain: {{lambda_s: 5}}}}\n",
-            "provisioning.bidbrain: is for policy: bidbrain, and this is pools",
+            "provisioning.bidbrain: requires policy: bidbrain, got pools",
         ),
         (f"{BIDS}, bidbrain: {{lambda_s: -1}}}}\n", "provisioning.bidbrain.lambda_s"),
     ],

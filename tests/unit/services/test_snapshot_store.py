@@ -337,7 +337,7 @@ def test_search_reports_the_place_and_the_checkpoints_found(bench: Bench) -> Non
     assert "`latest` does not parse: b'<html>" in store.lasting().said
     blobs.lie = "page"
     assert store.lasting().failed
-    assert store.lasting().said == f"{where}: the answer is no list"
+    assert store.lasting().said == f"{where}: the answer is not a list"
 
 
 def test_job_does_not_restart_from_scratch_if_all_checkpoints_are_torn(bench: Bench) -> None:
@@ -350,7 +350,7 @@ def test_job_does_not_restart_from_scratch_if_all_checkpoints_are_torn(bench: Be
     # A search starts over after each torn snapshot.
     for _ in range(2):
         found(store)
-    assert "none to go on from (3-10: trainer.safetensors is missing" in store.unreadable
+    assert "none can be used to continue (3-10: trainer.safetensors is missing" in store.unreadable
     assert "3-20: manifest.json does not parse" in store.unreadable
 
     blobs.content.update(whole)
@@ -474,7 +474,7 @@ def test_checkpoint_of_a_group_uses_the_state_that_a_member_stored(bench: Bench)
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
     store.put(SnapshotFile(later, b""), checkpoint=False)
     [hot] = store.hot()
-    with pytest.raises(CorruptError, match="its weights are with the workers alone"):
+    with pytest.raises(CorruptError, match="only the workers have its weights"):
         hot.trainer()
 
 

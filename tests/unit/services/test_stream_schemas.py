@@ -148,7 +148,7 @@ def test_records_of_an_unknown_schema_id_are_skipped_until_it_exists() -> None:
     [claim] = bench.claims()
     assert (claim.samples, claim.skipped) == (
         2,
-        (Skipped(*P, 1, "the registry has no schema of its id"),),
+        (Skipped(*P, 1, "the schema registry has no schema with the record's id"),),
     )
     bench.stand(control_position=1, claimed=3)
     bench.turn()

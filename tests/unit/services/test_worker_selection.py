@@ -248,15 +248,15 @@ class Refusing:
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Refuse."""
-        raise OutsideError(f"Redis does not let us do 'HSET' of {len(records)} records")
+        raise OutsideError(f"Redis denies 'HSET' of {len(records)} records")
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
         """Refuse."""
-        raise OutsideError("Redis does not let us do 'HGETALL'")
+        raise OutsideError("Redis denies 'HGETALL'")
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
         """Refuse."""
-        raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
+        raise OutsideError(f"Redis denies 'HDEL' of {jobs} {workers}")
 
 
 def test_worker_raises_at_once_if_redis_refuses(bench: Bench) -> None:
@@ -358,7 +358,7 @@ def test_job_with_unavailable_task_is_avoided_and_reported_once(bench: Bench) ->
 
     assert worker.selected() is None
     [line] = bench.events("job_left_to_others")
-    assert line["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
+    assert line["reason"] == "its task alien.tasks:Task is not in this worker's DOLL_TASKS"
     bench.submit("digits")
     bench.turns(worker, 1)
     assert named(worker.selected()) == "digits"

@@ -152,7 +152,7 @@ def test_genesis_cannot_be_stored(blobs: Blobs) -> None:
 
 @pytest.mark.parametrize("part", ["manifest.json", "", "a/b", "../a", ".hidden"])
 def test_part_with_invalid_name_is_refused(blobs: Blobs, part: str) -> None:
-    with pytest.raises(ValueError, match="no name for a part"):
+    with pytest.raises(ValueError, match="not a valid name of a checkpoint's part"):
         CheckpointStore(blobs, "clicks").save(NEW, {part: b""}, 0.0)
     assert blobs.names("") == []
 
@@ -227,7 +227,7 @@ def test_only_newest_checkpoints_are_kept(blobs: Blobs) -> None:
     assert kept == [ModelId(7, 35), ModelId(3, 30)]
     assert store.finished() == [ModelId(7, 35), ModelId(3, 30)]
     assert all("000010/" not in name for name in blobs.names(""))
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         store.keep(0, NEW)
 
 
@@ -468,7 +468,7 @@ DESCRIBED = b'{"bytes":1,"sha256":""}'
         (
             "manifest.json",
             b'{"format":1,"epoch":3,"version":61,"created_s":0,"parts":{}}',
-            ["is that of 3-61, expected 3-60"],
+            ["belongs to 3-61, expected 3-60"],
         ),
         (
             "manifest.json",

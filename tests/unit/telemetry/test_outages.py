@@ -96,7 +96,7 @@ def test_records_that_kafka_does_not_accept_are_an_outage() -> None:
     assert ongoing() == {}
     writer.late_s += 1.0
     outage.watch(writer)
-    reason = "a record that was written 5 s ago or earlier is not taken"
+    reason = "Kafka has not confirmed a record for 5 s"
     assert ongoing()["kafka"].reason == reason
     writer.late_s = 0.0
     clock.advance(KAFKA_SETTLED_S)

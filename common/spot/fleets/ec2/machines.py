@@ -62,7 +62,7 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
             zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         )
     except (KeyError, ValueError) as error:
-        raise WireError(f"{number} carries the job's tag but not those of an order") from error
+        raise WireError(f"{number} has the tag of the job, but not the tags of an order") from error
     state = instance.get("State", {}).get("Name", "")
     if state in _RUNNING:
         return machine

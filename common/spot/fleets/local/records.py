@@ -155,5 +155,5 @@ class OrderRecords:
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[T]) -> T:
-    what = f"{path} is no record of a fleet; move it away"
+    what = f"{path}: is not a record of a machine; remove it"
     return decoded(decoder.decode, path.read_bytes(), what, CorruptError)

@@ -6,7 +6,7 @@ import { clock, count } from "../format.js";
 
 const DOES = {
   pause: { wanted: "paused", done: "Paused." },
-  resume: { wanted: "running", done: "It goes on." },
+  resume: { wanted: "running", done: "Resumed." },
   stop: { wanted: "stopped", done: "Stopped." },
 };
 const SETTINGS = ["group_size", "batch_size", "learning_rate"];
@@ -117,7 +117,7 @@ export function deadLetters(details, place, job) {
 }
 
 function deadLettersTable({ reasons, others }) {
-  if (reasons.length === 0) return [h("p", { class: "quiet" }, `There are none, as of ${clock(Date.now() / 1000)}.`)];
+  if (reasons.length === 0) return [h("p", { class: "quiet" }, `No dead letters as of ${clock(Date.now() / 1000)}.`)];
   const columns = ["Stream", "Records", "Batches", "Replayed", "Reason", "Newest"];
   const numbers = new Set(["Records", "Batches", "Replayed"]);
   const rows = reasons.map((each) =>

@@ -7,10 +7,10 @@ import { mix } from "./plan.js";
 const MOST = 120;
 const ENDS = {
   preempted: "was preempted",
-  released: "was given back",
+  released: "was released",
   failed: "failed",
-  refused: "could not be had: no capacity",
-  lost: "is gone, nobody knows why",
+  refused: "could not be rented: no capacity",
+  lost: "disappeared for an unknown reason",
 };
 
 /** States that appear among the job's changes, with who made them. */

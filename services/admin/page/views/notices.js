@@ -88,16 +88,16 @@ export function warnings(store) {
     // Otherwise the reason names the command.
     const command = job.state === "held" && !job.why.includes(resume) ? resume : "";
     warn(GRAVE.has(job.state) && !awaitsTurn(job), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
-  } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
-  if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
+  } else if (progress.led === null) warn(true, "Redis is unavailable:", "the job's leader and its workers are unknown.");
+  if (workers?.board_away && progress.led !== null) warn(true, "Heartbeats of workers cannot be read:", workers.board_away);
   if (progress.note) warn(false, "Updates wait for each other:", progress.note);
-  if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");
+  if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} could not be decoded:`, "they are in the streams' dead letters.");
   if (progress.quarantined > 0) quarantined(job.id, progress, warn);
   if (progress.expired > 0) {
     warn(true, `${counted(progress.expired, "record", "records")} expired:`, "Kafka deleted them before they were trained. Their topics need a longer retention.");
   }
   if (progress.lost > 0) {
-    warn(false, `${counted(progress.lost, "record was", "records were")} trained, then lost:`, "Kafka lost them after they were used: they are in the model, and in no topic.");
+    warn(false, `${counted(progress.lost, "record was", "records were")} trained, then lost:`, "Kafka lost them afterwards: the model has learned from them, but no topic has them any more.");
   }
   if (provisioning) rented(provisioning, warn);
   return found;
@@ -106,8 +106,8 @@ export function warnings(store) {
 function quarantined(id, { quarantined: all, requeueable }, warn) {
   const title = `${counted(all, "batch is", "batches are")} quarantined:`;
   const list = `doll job requeue ${id}`;
-  if (requeueable === 0) warn(false, title, "Their records are gone, or were written anew. Which, and why:", list);
-  else warn(false, title, `${count(requeueable)} can be trained after all, once the task or the data is mended:`, `${list} --all`);
+  if (requeueable === 0) warn(false, title, "their records are deleted or were written to the stream again. To list them:", list);
+  else warn(false, title, `${count(requeueable)} can be trained once the task or the data is fixed:`, `${list} --all`);
 }
 
 function counted(number, one, many) {
@@ -116,13 +116,13 @@ function counted(number, one, many) {
 
 function rented({ plan, warning, stability, settled }, warn) {
   if (settled) {
-    warn(false, "Its machines are given back:", settled);
+    warn(false, "The job's machines are released:", settled);
     return;
   }
   if (warning) warn(true, "Provisioning:", warning);
   if (plan?.warning && plan.warning !== warning) warn(true, `Plan ${plan.number}:`, plan.warning);
   if (plan && !plan.feasible) warn(true, "The plan is not feasible:", plan.reason);
   if (stability !== null && stability < 1 && !warning) {
-    warn(true, `The stability ratio is ${short(stability)}:`, "records arrive faster than these machines make updates of them.");
+    warn(true, `The stability ratio is ${short(stability)}:`, "records arrive faster than these machines can train on them.");
   }
 }

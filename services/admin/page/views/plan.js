@@ -9,8 +9,8 @@ const BINDS = {
   workers: "the number of workers: all are on spot",
   cost: "the cost: one more spot worker would lengthen the job by more than it saves",
   price: "the price: spot costs as much as on-demand",
-  availability: "availability: spot machines are never there",
-  infeasible: "nothing helps: even on-demand machines alone would be late",
+  availability: "availability: spot machines are never available",
+  infeasible: "even on-demand machines alone would miss the deadline",
 };
 
 /** The plan in force. @param {object} provisioning @returns {Array<Node>} */
@@ -104,7 +104,7 @@ function valueOf(key, value) {
 /** Estimates with their 90 % intervals. @returns {Array<Node>} */
 export function estimates(believed) {
   const keys = Object.keys(believed).sort();
-  if (keys.length === 0) return [h("p", { class: "quiet" }, "Nothing was measured yet.")];
+  if (keys.length === 0) return [h("p", { class: "quiet" }, "No measurements yet.")];
   const rows = keys.map((key) => {
     const { value, low, high } = believed[key];
     return h(
@@ -120,7 +120,7 @@ export function estimates(believed) {
     h(
       "table",
       { class: "estimates" },
-      h("caption", { class: "hidden" }, "Estimates with the interval in which each lies with 90 %"),
+      h("caption", { class: "hidden" }, "Estimates with 90 % intervals"),
       h("thead", { class: "hidden" }, h("tr", {}, ["What", "Value", "", "90 %"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, rows),
     ),
@@ -142,7 +142,7 @@ function interval(value, low, high) {
 
 /** Earlier plans, newest first. @param {Array<object>} plans @returns {Array<Node>} */
 export function history(plans) {
-  if (plans.length === 0) return [h("p", { class: "quiet" }, "There was no plan yet.")];
+  if (plans.length === 0) return [h("p", { class: "quiet" }, "No plans yet.")];
   return [
     h(
       "ol",

@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { clock, short, UNKNOWN } from "../format.js";
 import { KINDS } from "../timeline.js";
 
-const WORDS = { alive: "alive", leaving: "leaving", silent: "no sign of life", unknown: "not known" };
+const WORDS = { alive: "alive", leaving: "leaving", silent: "no heartbeat", unknown: "unknown" };
 
 /** Number of workers in each state. @param {Array<object>} workers @returns {string} */
 export function inWords(workers) {
@@ -21,10 +21,10 @@ export function inWords(workers) {
 export function workersTable(workers) {
   if (workers.length === 0) {
     return [
-      h("p", { class: "quiet" }, "Nobody works for this job. Start a worker on a machine of yours with ", h("code", {}, "doll worker"), "."),
+      h("p", { class: "quiet" }, "This job has no workers. Start one on a machine of yours with ", h("code", {}, "doll worker"), "."),
     ];
   }
-  const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Since", "Records of late"];
+  const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Since", "Records, last 10 s"];
   const rows = [...workers].sort(bySlot).map((worker) =>
     h(
       "tr",

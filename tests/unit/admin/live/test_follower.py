@@ -288,7 +288,7 @@ def test_known_state_remains_during_a_kafka_outage_and_updates_follow(rig: Rig) 
 
 def test_check_raises_until_kafka_answers(rig: Rig) -> None:
     rig.log.go_away()
-    with pytest.raises(UnavailableError, match=r"plays a broker that is away|still being read"):
+    with pytest.raises(UnavailableError, match=r"simulates an unavailable broker|still being read"):
         rig.follower.check()
     rig.log.come_back()
     eventually(lambda: rig.follower.ready)

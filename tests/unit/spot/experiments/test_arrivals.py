@@ -163,7 +163,7 @@ def test_streams_are_independent_of_each_other_and_of_query_order() -> None:
 def test_trace_of_zeros_is_rejected() -> None:
     rng = np.random.default_rng(1)
     still = Trace(np.array([0.0, 5]), np.zeros(2), 10.0, "still.csv")
-    with pytest.raises(ParameterError, match=r"trace: still\.csv is 0 throughout"):
+    with pytest.raises(ParameterError, match=r"trace: still\.csv must have a value above 0"):
         arrivals_of(SPECS["trace"], np.ones(1), rng, still)
 
 

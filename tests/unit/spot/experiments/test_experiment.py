@@ -251,23 +251,23 @@ def test_invalid_experiment_file_is_rejected_with_the_field(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"deadline_s": 100}, "either deadline_s or deadline_factor"),
-        ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
-        ({"rates": {"low": 5, "high": 1}}, "low 5 is above high 1"),
-        ({"learning": {}}, "learning needs mode: protocol"),
-        ({"speeds": 2.0}, "speeds needs mode: protocol"),
-        ({"link_s": 0.1}, "link_s needs mode: protocol"),
-        ({"synchronisation": {"mode": "stale"}}, "synchronisation needs mode: protocol"),
-        ({"speeds": [1.0, 2.0]}, "speeds has 2 entries for 12 workers"),
+        ({"deadline_s": 100}, "deadline_s, deadline_factor: give exactly one"),
+        ({"rates": [1.0, 2.0]}, "rates: must have 12 entries, one per worker, got 2"),
+        ({"rates": {"low": 5, "high": 1}}, r"low: must be at most high \(1\), got 5"),
+        ({"learning": {}}, "learning: needs `mode: protocol`"),
+        ({"speeds": 2.0}, "speeds: needs `mode: protocol`"),
+        ({"link_s": 0.1}, "link_s: needs `mode: protocol`"),
+        ({"synchronisation": {"mode": "stale"}}, "synchronisation: needs `mode: protocol`"),
+        ({"speeds": [1.0, 2.0]}, "speeds: must have 12 entries, one per worker, got 2"),
         ({"speeds": {"low": 0, "high": 1}}, "greater than 0"),
-        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging needs one"),
+        ({"mode": "protocol", "synchronisation": {"mode": "averaging"}}, "averaging requires it"),
         (
             {
                 "mode": "protocol",
                 "group_size": 1,
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "with group_size 1 a worker is never asked for several",
+            "requires a group_size above 1",
         ),
         (
             {
@@ -275,10 +275,10 @@ def test_invalid_experiment_file_is_rejected_with_the_field(
                 "learning": {},
                 "synchronisation": {"mode": "averaging", "local_rate": 0.1},
             },
-            "learning.optimizer: what workers came to is averaged with sgd",
+            "learning.optimizer: must be sgd or momentum with",
         ),
         ({"arrivals": {"process": "trace"}}, "trace"),
-        ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
+        ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "spot: pools must have different names"),
     ],
 )
 def test_contradictory_experiment_fields_are_rejected(
@@ -289,7 +289,7 @@ def test_contradictory_experiment_fields_are_rejected(
 
 
 def test_experiment_without_any_arrivals_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="without arrivals nothing is done"):
+    with pytest.raises(UserError, match="all rates of a run are 0"):
         simulate(an_experiment(rates=[0.0] * 12), tmp_path, 1, 0)
 
 

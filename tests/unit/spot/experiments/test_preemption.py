@@ -171,7 +171,7 @@ def test_separate_workers_have_a_place_in_a_count_trace(tmp_path: Path) -> None:
 def test_start_s_for_separate_workers_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
     spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv", start_s=5))
-    with pytest.raises(UserError, match="start_s: each worker reads its own part"):
+    with pytest.raises(UserError, match="start_s: conflicts with `together: false`"):
         made(tmp_path, spot, (1, 1))
 
 

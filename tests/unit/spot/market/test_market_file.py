@@ -91,24 +91,27 @@ def test_on_demand_types_can_have_their_own_prices(tmp_path: Path) -> None:
     [
         ("on_demand: {usd_per_hour: 0}", "on_demand.usd_per_hour"),
         ("on_demand: {usd_per_hour: 1, zone: a}", "zone"),
-        ("on_demand: {usd_per_hour: 1}\nspot: [{name: on-demand, usd_per_hour: 1}]", "two pools"),
+        (
+            "on_demand: {usd_per_hour: 1}\nspot: [{name: on-demand, usd_per_hour: 1}]",
+            "different names",
+        ),
         ("on_demand: {usd_per_hour: 1}\nspot: [{name: a/b, usd_per_hour: 1}]", "name"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
         ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
         ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
-        ("on_demand: {usd_per_hour: {a: 1}, instance_types: [a, b]}", "no price of b"),
-        ("on_demand: {usd_per_hour: {}}", "no price of any type"),
+        ("on_demand: {usd_per_hour: {a: 1}, instance_types: [a, b]}", "must have a price for b"),
+        ("on_demand: {usd_per_hour: {}}", "must have a price for any type"),
         (
             "on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: 0.5, bid_usd_per_hour: 0.4}]",
-            "bid_usd_per_hour: must not be below its price of 0.5",
+            "bid_usd_per_hour: must be at least the pool's price of 0.5",
         ),
         (
             f"fleet: ec2\n{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{BID}]",
-            "bid_usd_per_hour: is for fleet: process",
+            "bid_usd_per_hour: needs `fleet: process`",
         ),
         (
             "on_demand: {usd_per_hour: 1, billing: azure}",
-            "on_demand.billing: must be ec2, ec2-2017",
+            "on_demand.billing: must be a block of rules or one of ec2, ec2-2017",
         ),
         ("on_demand: {usd_per_hour: 1, billing: {per: day}}", "billing.per"),
         ("on_demand: {usd_per_hour: 1, billing: {minimum_s: -1}}", "billing.minimum_s"),
@@ -165,9 +168,9 @@ def test_invalid_union_field_is_reported_in_one_line(
     ("rows", "start_s", "problem"),
     [
         ("0,0.1\n10,dear", 0, "row 3 cannot be read: could not convert string to float: 'dear'"),
-        ("0,0.1\n20,0.2\n10,0.1", 0, "row 4 (10 s) is 10 s before the one above it"),
-        ("0,0.1\n10,-1", 0, "row 3 (10 s) holds no number of at least 0"),
-        ("0,0.1\n10,0.2", 99, "start_s: 99; prices.csv is over after 20 s"),
+        ("0,0.1\n20,0.2\n10,0.1", 0, "row 4 (10 s) is 10 s before the previous row"),
+        ("0,0.1\n10,-1", 0, "row 3 (10 s) must be a number of at least 0"),
+        ("0,0.1\n10,0.2", 99, "start_s: must be below 20, the length of prices.csv, got 99"),
     ],
 )
 def test_invalid_recording_is_reported_with_its_pool_and_field(

@@ -87,4 +87,4 @@ def test_process_ends_silently_if_stdin_closes_before_the_order() -> None:
 
 def test_invalid_simulation_is_refused_with_a_reason() -> None:
     report = simulated(order(1, rates=[0, 0, 0, 0]), Path(), lambda _policy, _share: None)
-    assert "all streams of a run are silent" in report.refused
+    assert "all rates of a run are 0" in report.refused

@@ -76,7 +76,7 @@ def test_odds_are_counted_per_pool_and_zero_for_a_constant_price() -> None:
 
 
 def test_missing_or_short_price_history_is_reported_with_its_pool() -> None:
-    with pytest.raises(ParameterError, match="wild: what its machines have cost"):
+    with pytest.raises(ParameterError, match="wild: its past prices are not known"):
         odds_of(POOLS, past(on_demand=(1.0,), steady=(0.3,)))
     short = PAST | {"wild": PriceHistory((0.0, 600.0), (0.1, 0.2), 3000.0)}
     with pytest.raises(ParameterError, match="wild: its past prices: are 25 of 120 s"):

@@ -117,7 +117,7 @@ def test_reason_names_both_probabilities() -> None:
     assert (best.feasible, best.binding) == (True, "deadline")
     assert "26 of 64" in best.reason
     assert "95.73 %" in best.reason
-    assert "the 30 that are in time on average would be in 56.42 %" in best.reason
+    assert "30, which are in time on average, would meet it with 56.42 %" in best.reason
 
 
 @given(st.floats(1, 1.5), st.floats(0.01, 1), st.floats(1, 10_000))

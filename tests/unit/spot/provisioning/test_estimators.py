@@ -89,7 +89,7 @@ def test_estimator_without_observations_reports_its_guesses() -> None:
     # 40 records come in 5 s; half of the four machines compute two gradients each of an update
     assert float(estimator.gradient(T0).value) == pytest.approx(5.0 / 1.25 / 2)
     assert estimator.guesses(T0) == (
-        "too little was seen yet: arrivals are taken for 8/s, a gradient for 2 s"
+        "not measured yet: arrivals are assumed to be 8/s, a gradient is assumed to take 2 s"
     )
     believed = estimator.believed(T0)
     assert set(believed) == {*("arrivals_per_s", "gradient_s", "availability.spot", "cycle_s.spot")}
@@ -270,7 +270,7 @@ def test_gradient_time_stays_a_guess_if_updates_have_none() -> None:
     estimator = audited(update(1), update(2))
 
     assert (estimator.version, estimator.samples) == (2, 80)
-    assert "a gradient for" in estimator.guesses(T0)
+    assert "a gradient is assumed to take" in estimator.guesses(T0)
 
 
 def test_lead_takes_back_updates_and_their_samples() -> None:

@@ -80,11 +80,11 @@ def test_plan_is_infeasible_while_on_demand_machines_are_refused(
 
     _, moved, refused, given = plans(street)
     assert (moved.feasible, refused.feasible, given.feasible) == (True, False, True)
-    assert refused.why.startswith("machines on demand are refused; the plan stays as it is")
+    assert refused.why.startswith("on-demand machines are refused; the plan is unchanged")
     assert "on-demand machines are refused: the deadline may be missed" in refused.warning
     assert isinstance(review, Reviewed)
     assert "the deadline may be missed" in review.warning
-    assert given.why.startswith("machines on demand are given again")
+    assert given.why.startswith("on-demand machines are available again")
     assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
@@ -113,7 +113,7 @@ def test_replan_request_gets_a_plan_even_if_nothing_changes(street: Street) -> N
     harness.run(5)
 
     _, second = plans(street)
-    assert second.why.startswith("ada asked for a new plan: to be sure; the plan stays as it is")
+    assert second.why.startswith("ada requested a new plan: to be sure; the plan is unchanged")
     asked = [isinstance(record, ReplanAsked) for record in street.records].index(True)
     assert second.answers == asked
     assert not harness.provisioner.ledger.replans
@@ -134,7 +134,7 @@ def test_changed_settings_lead_to_a_new_plan_immediately(street: Street) -> None
 def test_differences_names_changed_settings_and_market_file() -> None:
     other = replace(SETTINGS, pools=(ON_DEMAND, replace(SPOT, availability=0.5)))
 
-    assert differences(SETTINGS, other) == "the market file is another"
+    assert differences(SETTINGS, other) == "the market file"
     assert differences(SETTINGS, replace(SETTINGS, look_s=7.0)) == ""
     assert differences(SETTINGS, replace(SETTINGS, group_size=8)) == "group_size from 4 to 8"
 
@@ -149,7 +149,7 @@ def test_one_time_policy_decides_again_once_arrivals_are_known(
     harness.run(100)
 
     first, second = plans(street)
-    assert "arrivals are taken for 8/s" in first.why
+    assert "arrivals are assumed to be 8/s" in first.why
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
     # It keeps this decision, also after a restart.
@@ -175,7 +175,7 @@ def test_job_with_a_loss_target_is_replanned_once_its_curve_is_known(street: Str
     assert before.updates_left == pytest.approx(9_000, rel=0.01)  # 0.9 of a guess
     assert "loss" in before.why
     assert after.updates_left == pytest.approx(130, abs=15)
-    assert "loss" not in after.why.removeprefix("ada asked for a new plan: the losses are known")
+    assert "loss" not in after.why.removeprefix("ada requested a new plan: the losses are known")
 
 
 def test_policy_that_watches_outages_decides_when_machines_are_lost(street: Street) -> None:
@@ -187,7 +187,7 @@ def test_policy_that_watches_outages_decides_when_machines_are_lost(street: Stre
     street.fleet.preempt(*(machine.launch for machine in street.fleet.rented))
     harness.run(10)
 
-    assert plans(street)[before].why.startswith("machines came or went")
+    assert plans(street)[before].why.startswith("machines started or ended")
     assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
@@ -212,7 +212,7 @@ def test_previous_plan_stays_if_the_policy_fails(street: Street) -> None:
 
     assert len(plans(street)) == 1
     assert len(harness.provisioner.ledger.running) == 4
-    assert "the plan before stays: updates" in street.written(Reviewed)[-1].warning
+    assert "the previous plan stays in force: updates" in street.written(Reviewed)[-1].warning
 
 
 def test_market_file_prices_are_used_if_current_ones_are_unavailable(street: Street) -> None:
@@ -252,8 +252,8 @@ def test_fleet_too_small_for_arrivals_is_reported_with_the_reason(street: Street
     review = street.written(Reviewed)[-1]
     assert review.stability < 1
     assert (review.running, review.wanted) == (1, 4)
-    assert "run: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
-    assert "spot: will be retried soon after a refusal or failure" in review.warning
+    assert "running: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
+    assert "spot: will be ordered again after a refusal or failure" in review.warning
 
 
 def test_plan_too_small_for_arrivals_has_a_warning(street: Street) -> None:
@@ -267,7 +267,7 @@ def test_plan_too_small_for_arrivals_has_a_warning(street: Street) -> None:
 
     plan = plans(street)[-1]
     assert plan.stability < 1
-    assert "not even one machine for each of the K gradients would do" in plan.warning
+    assert "one machine for each of the K gradients would not suffice" in plan.warning
 
 
 def test_unreachable_provider_is_reported_until_it_answers(street: Street) -> None:

@@ -186,7 +186,7 @@ def test_first_plan_is_carried_out(street: Street) -> None:
     at_work(street)
 
     (plan,) = street.written(Planned)
-    assert plan.why.startswith("first plan; too little was seen yet")
+    assert plan.why.startswith("first plan; not measured yet")
     assert [record.slot for record in street.written(LaunchRequested)] == [0, 1, 2, 3]
     assert [record.worker for record in street.written(LaunchRequested)] == [
         f"digits-w{slot}-{slot + 1}" for slot in range(4)

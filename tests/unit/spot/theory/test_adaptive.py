@@ -64,7 +64,7 @@ def test_first_review_plans_the_remaining_work_with_a_reserve() -> None:
     # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
     assert decided.reason.startswith("first review")
-    assert "kept in reserve" in decided.reason
+    assert "with a reserve of" in decided.reason
 
 
 def test_decision_is_the_same_object_without_changes() -> None:
@@ -151,7 +151,7 @@ def test_reserve_is_kept_near_the_deadline() -> None:
 
     assert not close.places.any()
     assert close.plan.feasible
-    assert "kept in reserve" in close.reason
+    assert "with a reserve of" in close.reason
 
 
 def test_job_with_a_close_deadline_does_not_start_on_spot_alone() -> None:
@@ -203,7 +203,7 @@ def test_runtime_of_places_equals_equation_21() -> None:
 
 
 def test_adaptive_without_a_spot_pool_is_rejected() -> None:
-    with pytest.raises(ParameterError, match="pools: there are 1"):
+    with pytest.raises(ParameterError, match="pools: must have the on-demand pool"):
         POLICY.reconsider(situation(pools=POOLS[:1]), None)
 
 

@@ -71,5 +71,5 @@ def test_fixed_policies_have_the_names_of_the_experiments() -> None:
 
 
 def test_static_policy_without_a_spot_pool_is_rejected() -> None:
-    with pytest.raises(ParameterError, match="pools: there are 1"):
+    with pytest.raises(ParameterError, match="pools: must have the on-demand pool"):
         Static().reconsider(situation(pools=POOLS[:1]), None)

@@ -164,7 +164,7 @@ def test_stream_rate_follows_a_jump_within_a_few_half_lives() -> None:
 
 def test_rate_of_an_unseen_stream_is_its_prior_and_then_falls() -> None:
     found, prior = StreamTally(0.0), RatePrior(1.0, 0.1)
-    with pytest.raises(ParameterError, match="seconds: no time has passed"):
+    with pytest.raises(ParameterError, match="seconds: must be above 0"):
         found.rate(5.0, 99)
     assert found.rate(5.0, 99, prior).value == pytest.approx(10)
     assert float(found.rate(1000.0, 99, prior).value) < 0.11

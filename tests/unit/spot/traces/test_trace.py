@@ -44,12 +44,12 @@ def test_faster_trace_has_the_same_values_sooner() -> None:
 @pytest.mark.parametrize(
     ("times_s", "values", "end_s", "found"),
     [
-        ([0], [1], 10, "two rows or more, and has 1"),
-        ([0, 20, 10], [1, 1, 1], 30, r"row 3 \(10 s\) is 10 s before the one above it; sort"),
-        ([0, math.nan], [1, 1], 30, "row 2 .* no finite time"),
-        ([0, 10], [1, math.nan], 30, r"row 2 \(10 s\) holds no number of at least 0"),
-        ([0, 10], [-1, 1], 30, "row 1 .* holds no number of at least 0"),
-        ([5, 10], [1, 1], 30, "begins at 0 s, this one at 5 s"),
+        ([0], [1], 10, "at least 2 rows, got 1"),
+        ([0, 20, 10], [1, 1, 1], 30, r"row 3 \(10 s\) is 10 s before the previous row; sort"),
+        ([0, math.nan], [1, 1], 30, "row 2 .* must have a finite time"),
+        ([0, 10], [1, math.nan], 30, r"row 2 \(10 s\) must be a number of at least 0"),
+        ([0, 10], [-1, 1], 30, "row 1 .* must be a number of at least 0"),
+        ([5, 10], [1, 1], 30, "must begin at 0 s, got 5 s"),
         ([0, 10], [1, 1], 9, "ends at 9 s, before its last row"),
         ([0, 10], [1, 1], math.inf, "ends at inf s"),
     ],
@@ -64,7 +64,7 @@ def test_invalid_trace_is_rejected_with_its_row(
 def test_hole_in_a_sampled_trace_is_rejected_and_a_late_row_is_not() -> None:
     late = trace_from_rows([0, 10, 24, 30], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
     assert late.end_s == 40
-    with pytest.raises(UserError, match=r"f\.csv: row 3 \(10 s\) is the last before a hole"):
+    with pytest.raises(UserError, match=r"f\.csv: row 3 \(10 s\) is followed by a gap"):
         trace_from_rows([0, 10, 30, 40], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
 
 
@@ -81,7 +81,7 @@ def test_last_row_of_a_time_counts_and_times_start_at_zero() -> None:
 def test_rows_out_of_order_are_reported_by_their_number_in_the_file() -> None:
     with pytest.raises(UserError, match=r"f\.csv: row 9 \(-5 s\) is 15 s before"):
         trace_from_rows([0, 10, -5], [1, 1, 1], [7, 8, 9], "f.csv")
-    with pytest.raises(UserError, match=r"f\.csv: row 8 has no finite time"):
+    with pytest.raises(UserError, match=r"f\.csv: row 8 must have a finite time"):
         trace_from_rows([0, math.inf, -5], [1, 1, 1], [7, 8, 9], "f.csv")
 
 

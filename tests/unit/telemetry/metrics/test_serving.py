@@ -36,7 +36,8 @@ def test_metrics_are_served_with_their_help() -> None:
     metrics.follow("digits", CoordinatorMetrics(lambda: 1.5))
     status, text = asked(serve(metrics, Watchdog(), HERE, 0), "/metrics")
     assert status == 200
-    assert "# HELP doll_checkpoint_age_seconds Time since the newest checkpoint was made.\n" in text
+    meaning = "Age of the job's newest checkpoint in object storage, in seconds."
+    assert f"# HELP doll_checkpoint_age_seconds {meaning}\n" in text
     assert "# TYPE doll_checkpoint_age_seconds gauge\n" in text
     assert 'doll_checkpoint_age_seconds{job_name="digits"} 1.5\n' in text
     assert 'doll_build_info{service="coordinator",version="' in text
