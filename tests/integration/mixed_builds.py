@@ -11,6 +11,8 @@ from common.testing.counting import CountingTask
 
 ENTRYPOINT = "tests.integration.mixed_builds:LayeredTask"
 ORDER = "TEST_LAYERS"
+FROZEN = "tests.integration.mixed_builds:FrozenTask"
+ROUNDING = "TEST_ROUNDING"
 
 
 class _Layered(nn.Module):
@@ -33,3 +35,27 @@ class LayeredTask(CountingTask):
     def build(self) -> nn.Module:
         """Build the model."""
         return _Layered(self._records, os.environ.get(ORDER, "low,high").split(","))
+
+
+class _Scaled(nn.Module):
+    """One weight (records,) per record id, times a frozen number that is 1 in the first build."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(records))
+        scale = torch.rand(2)
+        scale[0] = 1.0 + float(os.environ.get(ROUNDING, "0"))
+        self.scale = nn.Parameter(scale, requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the scaled weights (n,) of these ids."""
+        weights: Tensor = self.weights[ids] * self.scale[0]
+        return weights
+
+
+class FrozenTask(CountingTask):
+    """Counts records. A machine that rounds otherwise draws another frozen tensor."""
+
+    def build(self) -> nn.Module:
+        """Build the model."""
+        return _Scaled(self._records)

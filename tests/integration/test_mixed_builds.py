@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.integration.cluster import Cluster, await_condition
-from tests.integration.mixed_builds import ENTRYPOINT, ORDER
+from tests.integration.mixed_builds import ENTRYPOINT, FROZEN, ORDER, ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,3 +71,38 @@ def test_worker_of_another_build_is_left_out_and_all_records_count_once(
     assert len(lines) == 1
     assert DIFFERENCE in lines[0]
     assert sum(" worker_left_out " in line for line in cluster.said("c1").splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", ["", GROUP], ids=["board", "group"])
+def test_worker_that_draws_other_frozen_tensors_computes_with_those_of_the_job(
+    likest_to_production: Settings,
+    tmp_path: Path,
+    options: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # w1   ██████████ stops
+    # w2        ░░░░░░██████████   its own frozen tensor would make each step 1.5 times as long
+    name = f"frozen-{'group' if options else 'board'}"
+    parts = likest_to_production, tmp_path, name, RECORDS, options
+    with closing(Cluster(*parts, seconds=0.01, entrypoint=FROZEN)) as cluster:
+        cluster.start("coordinator", "c1")
+        cluster.start("worker", "w1")
+        cluster.produce(RECORDS // 4)
+        await_condition(lambda: cluster.version() >= 3, "three updates")
+        with monkeypatch.context() as patch:
+            patch.setenv(ROUNDING, "0.5")
+            cluster.start("worker", "w2")
+        await_condition(lambda: live(cluster) == 2, "the leader sees both workers")
+        cluster.stop("w1")
+        cluster.produce(3 * RECORDS // 4)
+        await_condition(cluster.drained, "everything is settled")
+        assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+        audit = cluster.audit()
+        assert (audit.flaws, audit.trained) == ((), RECORDS)
+        assert len([blob for blob in cluster.blobs() if "/base/" in blob]) == 2
+
+
+def live(cluster: Cluster) -> int:
+    """Return the number of workers that the leader counts on."""
+    status = cluster.leader_status()
+    return 0 if status is None else status.live
