@@ -94,9 +94,7 @@ def explain_static(section: Section, runner: Runner) -> None:
         "*Fewer updates*: the paper's runs end at a target accuracy, ours after 10,000 updates."
         f" With {_numbers(updates)} updates, the same split costs"
         f" {listed([percent(share, 2) for share in shares])}; the paper states"
-        f" {listed([percent(share, 2) for share in said])}."
-        + " It does not say why the same task needs fewer updates in one setting than in another."
-        * (len(settings) > 1),
+        f" {listed([percent(share, 2) for share in said])}.",
         "*Another price* does not explain it. The price would have to be"
         f" {listed([f'{price:.4f}' for price in prices])} $/h, but Table II's bounds of"
         f" {listed([percent(bound) for bound in bounds])} imply mean prices within"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from common.config.policy_names import STREAM_POLICIES, StreamPolicyName
 from common.spot.market.billing_spec import BillingRules
 from load.paper import plots
-from load.paper.document import Section, interval, percent
+from load.paper.document import Section, percent
 from load.paper.job import (
-    CYCLE_S,
     GRADIENT_S,
     HIGH,
     NOTHING,
@@ -196,18 +195,11 @@ def _start_up(section: Section, runner: Runner) -> None:
     ]
     section.table(" | at once | measured start-up", rows)
     by_name = {name: runner.of(Setting(), name, change).summary for name in NAMES}
-    pools = by_name["pools"]
-    outage_s = (1 - Setting().availability) * CYCLE_S
     sure = [name for name, one in by_name.items() if one.met >= CHANCE]
     cheapest = min(sure, key=lambda name: by_name[name].cost_ratio.mean, default="none")
     section.say(
-        f"An outage lasts {outage_s:.0f} s on average, so a spot machine is missing for"
-        f" {outage_s + spot_s:.0f} s of every {CYCLE_S:,.0f}. At equal rates, {cheapest} is the"
-        f" cheapest policy that meets at least {percent(CHANCE, 0)}; pools costs"
-        f" {percent(pools.cost_ratio.mean)} and meets"
-        f" {percent(pools.met)} {interval(pools.met_low, pools.met_high)}. Static and chance plan"
-        f" without start-up times and meet {percent(by_name['static'].met)} and"
-        f" {percent(by_name['chance'].met)}."
+        f"At equal rates, {cheapest} is the cheapest policy that meets at least"
+        f" {percent(CHANCE, 0)}. Static and chance plan without start-up times."
     )
     section.data |= {name: _data(one) for name, one in found.items()}
 

@@ -3,7 +3,7 @@
 The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
 fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
 those whose loss costs work, not truth, and those that need more seeds than a test has time for.
-docs/explain/simulation.md names both.
+docs/explain/simulation.md describes both.
 """
 
 from __future__ import annotations

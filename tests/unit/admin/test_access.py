@@ -215,7 +215,7 @@ def test_request_before_keys_are_known_returns_503_and_health_is_open(world: Wor
     assert world.app
     world.log.go_away()
     answer = world.ask("GET", "/v1/jobs", key="viewer")
-    assert "away" in problem(answer, 503)
+    assert "unavailable" in problem(answer, 503)
     assert int(answer.headers["retry-after"]) > 0
     assert world.ask("GET", "/healthz", key=None).status_code == 200
     world.log.come_back()

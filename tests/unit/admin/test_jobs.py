@@ -249,7 +249,7 @@ def test_too_large_model_is_rejected_at_its_field(world: World) -> None:
         ({}, "classes"),
         ({"classes": 1}, ">= 2"),
         ({"classes": 10, "colour": "red"}, "colour"),
-        ({"classes": 10, "network": "cnn-28"}, "8x8 is too small"),
+        ({"classes": 10, "network": "cnn-28"}, "8x8 are too small"),
         ({"classes": 10, "height": 16}, "must be 8 as in the records, got 16"),
     ],
 )

@@ -195,7 +195,7 @@ def test_audit_fails_on_records_of_a_later_format(world: World) -> None:
     world.write("doll.digits.updates", encode_audit(LEAD))
     said = world.run("audit", "digits", code=exits.FAILED).stderr
     assert "doll.digits.control, offset 0: claim: 'merged' of format 2, expected at most 1" in said
-    assert "run a newer doll" in said
+    assert "run a newer version of doll" in said
 
 
 def test_audit_of_topics_that_lost_their_beginning_is_incomplete(world: World) -> None:

@@ -77,7 +77,7 @@ def test_create_with_a_used_name_is_rejected(world: World) -> None:
     key = world.run("key", "create", "page", "--role", "viewer").stdout.strip()
     again = world.run("key", "create", "page", "--role", "operator", code=exits.REFUSED)
     assert again.stdout == ""
-    assert 'there is a key "page" already' in again.stderr
+    assert 'there is already a key "page"' in again.stderr
     assert role_of(world, key) == "viewer"
 
 

@@ -116,7 +116,7 @@ def test_command_writes_rows_and_reports_missed_goals(
 @pytest.mark.parametrize("option", ["--prices", "--availability"])
 def test_missing_folder_is_reported(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "markets", option, "nowhere"]) == 2
-    assert f"{option}: folder not found: nowhere" in capsys.readouterr().err
+    assert f"{option}: is not a folder, got nowhere" in capsys.readouterr().err
 
 
 def test_least_share_without_foresight_equals_the_design_value() -> None:

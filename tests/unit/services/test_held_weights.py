@@ -238,7 +238,7 @@ def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:
         held.add_up(formed, reduce, [(large, 4), (large, 4)])
     with pytest.raises(NotFiniteError):
         held.result(reduce)
-    with pytest.raises(AssertionError, match="one of an attempt"):
+    with pytest.raises(AssertionError, match="belongs to an attempt"):
         held.apply()
 
 

@@ -558,12 +558,12 @@ NONSENSE = {
     "an empty span": (
         "claim",
         SpanExpired(WorkerId("w"), (Span("t", 0, 5, 5),)),
-        "empty or backwards",
+        "is empty or ends before its start",
     ),
     "a backwards span": (
         "claim",
         BatchReady(WorkerId("w"), (Span("t", 0, 5, 3),), 1),
-        "empty or backwards",
+        "is empty or ends before its start",
     ),
     "two spans of a partition": (
         "claim",

@@ -313,7 +313,7 @@ def test_topic_that_lost_its_beginning_is_read_again(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
     rig.begin()
     rig.log.go_away()
-    eventually(lambda: "away" in rig.follower._away)  # noqa: SLF001 -- no records are read now
+    eventually(lambda: "unavailable" in rig.follower._away)  # noqa: SLF001 -- no records are read now
     rig.log.come_back()
     with rig.log.anyway():
         for version in range(6, 9):
@@ -356,7 +356,7 @@ def test_record_of_a_later_format_is_reported(rig: Rig) -> None:
         later = b'{"type":"update-applied","format":2}'
         rig.log.append(NewRecord(UPDATES.topic, later, partition=0))
     eventually(lambda: rig.follower.ended_s is not None)
-    with pytest.raises(UnavailableError, match="run a newer doll"):
+    with pytest.raises(UnavailableError, match="run a newer version of doll"):
         rig.follower.check()
 
 
