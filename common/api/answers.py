@@ -81,9 +81,9 @@ Pool = Annotated[
 Kind = Annotated[
     MachineKind,
     Field(
-        description="How the machine is paid for: `on-demand`, or `spot` (cheaper, but the"
-        " provider may take the machine away at any time). `unknown` if the machine was started by"
-        " hand or its pool is not in the plan."
+        description="Kind of the machine: `on-demand`, or `spot` (cheaper, but the provider may"
+        " take the machine away at any time). `unknown` if the machine was started by hand or its"
+        " pool is not in the plan."
     ),
 ]
 Spent = Annotated[
@@ -811,7 +811,7 @@ class CurvesAnswer(Answer):
 
 
 class BelievedAnswer(Answer):
-    """An estimate that decides which machines to rent, such as the arrival rate of records."""
+    """An estimate that is used to decide which machines to rent, such as the arrival rate of records."""
 
     value: float = Field(
         description="Estimated value, in the unit that the end of the estimate's name says:"
@@ -991,9 +991,8 @@ class PoolAnswer(Answer):
         ),
     ]
     kind: Kind = Field(
-        description="How the machine is paid for: `on-demand`, or `spot` (cheaper, but the"
-        " provider may take the machine away at any time). `unknown` if the machine was started by"
-        " hand or its pool is not in the plan."
+        description="Kind of the pool's machines: `on-demand`, or `spot` (cheaper, but the"
+        " provider may take a machine away at any time)."
     )
     usd_per_hour: float | None = Field(
         description="Current price of one machine of the pool, in US dollars per hour; null if"

@@ -48,7 +48,7 @@ class ArrivalsSpec(WrittenPart):
 
     process: Literal["poisson", "trace", "backlog"] = Field(
         default="poisson",
-        description="How records arrive: `poisson` at random, with the mean `rates`; `trace` as"
+        description="Arrival of records: `poisson` at random, with the mean `rates`; `trace` as"
         " recorded; with `backlog`, all records exist from the start.",
     )
     trace: TraceSpec | None = Field(

@@ -41,8 +41,16 @@ _HEADERS = {
     name: {"schema": {"type": kind}, "description": description}
     for name, kind, description in (
         ("ETag", "string", "Entity tag of the model file, for `If-None-Match`."),
-        ("Doll-Epoch", "integer", "Epoch of the leader that made this version of the model."),
-        ("Doll-Version", "integer", "Version of the model (J): number of updates in it."),
+        (
+            "Doll-Epoch",
+            "integer",
+            "Epoch (number) of the job's leader that made this version of the model.",
+        ),
+        (
+            "Doll-Version",
+            "integer",
+            "Version of the model (J): number of updates that it contains.",
+        ),
     )
 }
 _ANSWERS: Responses = {
@@ -67,8 +75,8 @@ _Version: TypeAlias = Annotated[
     Query(
         max_length=15,
         json_schema_extra={"pattern": "^(newest|best|[0-9]{1,15})$"},
-        description="Version of the model: its number (J), `newest`, or `best`, the kept version"
-        " with the lowest mean loss over its last updates.",
+        description="Version of the model: its number (J), `newest`, or `best`, the downloadable"
+        " version with the lowest mean loss over its last updates.",
         examples=["best"],
     ),
 ]
@@ -77,7 +85,8 @@ _IfNoneMatch: TypeAlias = Annotated[
     Header(
         max_length=1000,
         description="Optional. Entity tags of models that the client already has. If the selected"
-        " model is one of them, the response is 304 without a body.",
+        " model is one of them, the response is 304 without a body. If unset, the model is always"
+        " sent.",
         examples=['"12-400-0123456789abcdef"'],
     ),
 ]
@@ -114,11 +123,15 @@ async def head_model(
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Return the headers of a model without its weights."""
+    """Return the headers of the response with a job's model, without the weights."""
     return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
-@router.get("/versions", responses=documented(404, 502))
+@router.get(
+    "/versions",
+    responses=documented(404, 502),
+    response_description="The versions of the model that can be downloaded.",
+)
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
     """List the versions of the model whose weights are kept and can be downloaded.
 
