@@ -811,7 +811,7 @@ class CurvesAnswer(Answer):
 
 
 class BelievedAnswer(Answer):
-    """An estimate that is used to decide which machines to rent, such as the arrival rate of records."""
+    """An estimate used to decide which machines to rent, such as the arrival rate of records."""
 
     value: float = Field(
         description="Estimated value, in the unit that the end of the estimate's name says:"

@@ -218,7 +218,11 @@ class JobPatch(TypedDict, total=False):
     openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
         **documented(404, 409, 502, 504),
-        201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+        201: {
+            "headers": {
+                "Location": {"schema": {"type": "string"}, "description": "URL path of the job."}
+            }
+        },
     },
     response_description="The job was submitted, or an earlier request with the same"
     " `Idempotency-Key` had submitted it. The header `Location` contains its URL path.",
