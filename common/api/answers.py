@@ -30,7 +30,7 @@ Version = Annotated[
     int,
     Field(
         ge=0,
-        description="Version of the model (J): number of updates, that is optimizer steps, that it"
+        description="Version of the model (J): number of updates (optimizer steps) that it"
         " contains.",
     ),
 ]
@@ -58,8 +58,8 @@ Revision = Annotated[
 SetTo = Annotated[
     Wanted,
     Field(
-        description="Desired state of the job. A job that is `held` (stopped by DOLL until a"
-        " person decides) has `paused`, a finished job `stopped`."
+        description="Desired state of the job: also `paused` if DOLL holds the job until a person"
+        " decides, and `stopped` if the job has finished."
     ),
 ]
 Slot = Annotated[
@@ -201,8 +201,8 @@ class JobAnswer(Answer):
     reason: Reason
     detail: str = Field(
         default="",
-        description="Details of why DOLL holds the job, that is stopped it until a person decides,"
-        " such as a traceback; empty if there are none.",
+        description="If DOLL holds the job until a person decides: details of the reason, such as"
+        " a traceback; otherwise empty.",
     )
     submitted_s: float = Field(
         description="Time at which the job was submitted, in seconds since 1970."
@@ -280,8 +280,7 @@ class JobSummary(Answer):
     batch_size: int = Field(description="Number of records per batch (b).")
     group_size: int = Field(description="Number of batches per update of the model (K).")
     provisioned: bool = Field(
-        description="True if the provisioner rents the job's machines; false if workers are"
-        " started by hand."
+        description="True if DOLL rents the job's machines; false if workers are started by hand."
     )
     state: Word = Field(
         description="Current state of the job. docs/reference/job-states.md defines each state."
@@ -432,7 +431,7 @@ class RequeueAnswer(Answer):
 
 
 class DeadLetterAnswer(Answer):
-    """Offsets, in a partition of a stream, of the records that one dead letter is about."""
+    """Offsets, in a partition of a stream, of a dead letter: records that a job could not use."""
 
     partition: Count = Field(
         description="Partition of the stream (a Kafka topic) that contains the records of the dead"
@@ -455,7 +454,8 @@ class DeadLettersAnswer(Answer):
         examples=["clinic-a"],
     )
     reason: str = Field(
-        description="Reason why the records could not be used.", examples=["label: is missing"]
+        description="Reason why the records of the dead letters could not be used.",
+        examples=["label: is missing"],
     )
     records: Count = Field(
         description="Number of records of the stream that could not be decoded for this reason."
@@ -487,7 +487,7 @@ class DeadLettersPage(Answer):
 
 
 class UpdateAnswer(Answer):
-    """An update of the model that no later leader rolled back."""
+    """An update of the model that was not rolled back after a failure of the coordinator."""
 
     version: Version
     epoch: Epoch
@@ -524,7 +524,8 @@ class UpdateAnswer(Answer):
         " weights before the update."
     )
     mode: SynchronisationMode = Field(
-        description="Synchronisation mode of the workers for this update, as in a job file."
+        description="Synchronisation mode of the workers for this update: one of the values of"
+        " `synchronisation.mode` in a job file."
     )
     stale: Count = Field(
         description="Staleness of the update: number of updates between the weights that its"
@@ -533,7 +534,7 @@ class UpdateAnswer(Answer):
 
 
 class UpdatesPage(Answer):
-    """A page of the list of a job's updates, without those that a new leader rolled back."""
+    """A page of the list of a job's updates of the model."""
 
     updates: tuple[UpdateAnswer, ...] = Field(
         description="Updates on this page of the list, by ascending version of the model."
@@ -624,8 +625,8 @@ class WorkerAnswer(Answer):
     )
     left_out: str | None = Field(
         default=None,
-        description="Reason why the job's leader assigns no work to this worker; null if it"
-        " assigns work.",
+        description="Reason why the coordinator assigns no work to this worker; null if it assigns"
+        " work.",
     )
 
 
@@ -756,7 +757,8 @@ class CurvesAnswer(Answer):
 
     now_s: float = Field(description="Time at which the curves were made, in seconds since 1970.")
     update_at_s: tuple[float, ...] = Field(
-        description="Time of the update at each point, in seconds since 1970."
+        description="Time of each update of the model that the curves contain, in seconds since"
+        " 1970."
     )
     version: tuple[int, ...] = Field(
         description="Version of the model at each point of `update_at_s`."
@@ -1205,7 +1207,7 @@ class PlanAnswer(Answer):
 
 
 class UpdateEvent(UpdateAnswer):
-    """Event `update`: the newest update of the model, and the number since the last event."""
+    """Event `update`: the newest update, and the number of updates since the last such event."""
 
     count: Count = Field(
         description="Number of updates since the previous `update` event, including this one."
@@ -1239,7 +1241,9 @@ class MachineEvent(Answer):
     worker: str = Field(description="Name of the worker that the machine runs.")
     pool: Pool
     kind: Kind
-    state: Literal["ordered", "running", "ended"] = Field(description="New state of the machine.")
+    state: Literal["ordered", "running", "ended"] = Field(
+        description="New state of the machine: `ordered`, `running` or `ended`."
+    )
     cause: str = Field(
         default="",
         description="Reason why the machine ended, such as `preempted` (taken away by the"

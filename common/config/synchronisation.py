@@ -137,11 +137,11 @@ class WhenSpec(SpecPart):
     """Condition under which a rule of `synchronisation` applies: exactly one of the fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of their time that workers compute, from 0 to 1: the rule applies while this share was
-    lower over the last 20 updates. Required unless `workers_from` is set."""
+    """Share of their time that workers spent computing over the last 20 updates, from 0 to 1: the
+    rule applies while the share is below this value. Required unless `workers_from` is set."""
     workers_from: Count | None = None
-    """Number of live workers from which on the rule applies. Required unless `busy_below` is
-    set."""
+    """Minimum number of live workers: the rule applies while at least this number is alive.
+    Required unless `busy_below` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
@@ -159,17 +159,19 @@ class WhenSpec(SpecPart):
 
 
 class RuleSpec(ModeSpec):
-    """Synchronisation mode for updates that begin while a condition holds."""
+    """Rule of `synchronisation`: another mode for updates that begin while a condition holds."""
 
     when: WhenSpec
-    """Condition under which the rule applies. Once chosen, a rule applies for at least 20 updates.
-    A rule with `busy_below` then applies until a quarter of the workers is gone."""
+    """Condition under which the rule of `synchronisation` applies. Once chosen, a rule applies for
+    at least 20 updates. A rule with `busy_below` then applies until a quarter of the workers is
+    gone."""
     group_size: Count | None = None
     """Number of batches per update of the model (K) while the rule applies. Optional. If unset, the
     job's `group_size`."""
     learning_rate: Positive | None = None
-    """Learning rate while the rule applies. Optional. If unset, the job's rate; with `sgd` or
-    `momentum` and `reduction: mean`, multiplied by the rule's K and divided by the job's K."""
+    """Learning rate while the rule of `synchronisation` applies. Optional. If unset, the job's
+    rate; with `sgd` or `momentum` and `reduction: mean`, multiplied by the rule's K and divided by
+    the job's K."""
 
 
 class SynchronisationSpec(ModeSpec):

@@ -87,9 +87,9 @@ class FieldSpec(SpecPart):
     source: Annotated[str | tuple[str, ...] | None, _Later] = Field(
         default=None, alias="from", min_length=1
     )
-    """Path of the value in the record: keys joined by dots (`\\.` is a dot inside a key). A list
-    of paths makes a field with one number per path. Optional. If unset, the field's own name is
-    the key."""
+    """Path of the field's value in the record: keys joined by dots (`\\.` is a dot inside a key). A
+    list of paths makes a field with one number per path. Optional. If unset, the field's own name
+    is the key."""
     default: _Numbers = None
     """Number to use if the field's value is null, absent, or not listed in `map` or `one_hot`. One
     number, or a list with one number per path of `from`. With `one_hot` it must be 0. Optional. If
@@ -235,8 +235,9 @@ class HashedSpec(SpecPart):
     """Hashing of all keys of a record that no field names into the fields `index` and `value`."""
 
     buckets: Count
-    """Number of buckets to hash features into. A text is counted in the bucket of `path=value`, a
-    number in the bucket of its path: their CRC-32, modulo this number."""
+    """Number of buckets to hash features into. The bucket of a feature is the CRC-32 of
+    `path=value` if the value is a text, or of the path if it is a number, modulo the number of
+    buckets."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
@@ -412,8 +413,8 @@ class ScheduleSpec(SpecPart):
     """Factor by which `kind: step` multiplies the learning rate after every `updates` updates.
     Optional. If unset, 0.1."""
     final: Share | None = None
-    """Lowest learning rate of `kind: step` and `kind: cosine`, as a share of the full rate.
-    Optional. If unset, 0.01."""
+    """Lowest learning rate of `kind: step` and `kind: cosine`, as a share of the optimizer's
+    `learning_rate`. Optional. If unset, 0.01."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "constant": frozenset(),
@@ -536,15 +537,17 @@ class CheckpointSpec(SpecPart):
     `every_updates` is reached, whichever is first."""
     keep: Count = 3
     """Number of checkpoints to keep; older ones are deleted. Keep more than one, because a crash
-    may leave the newest one incomplete, and a new leader may roll back to an earlier one."""
+    may leave the newest one incomplete, and a coordinator that takes over the job may continue from
+    an earlier one."""
 
 
 class HotSnapshotSpec(SpecPart):
-    """Interval of full copies of the model in Redis, from which a new leader continues."""
+    """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
 
     every_s: Positive = 1.0
     """Time between two full copies of the model in Redis (hot snapshots), in seconds. If Redis
-    still has the last copy, a new leader loses only the updates after it."""
+    still has the last copy, a coordinator that takes over the job loses only the updates after
+    it."""
 
 
 class BidBrainSpec(SpecPart):
@@ -575,12 +578,13 @@ class ProvisioningSpec(SpecPart):
     `policy: pools`, 30 for `adaptive` and 120 for `bidbrain`."""
     bidbrain: BidBrainSpec | None = None
     """Time that a job loses when its machines change, as `policy: bidbrain` assumes. Optional. If
-    unset, the defaults of the block."""
+    unset, the defaults of its fields."""
     max_lag_s: Annotated[Positive | None, _Later] = None
-    """Maximum time that records may wait until they are trained, in seconds; at least the start-up
-    time of an on-demand machine. If spot machines are lost, an on-demand machine is started in
-    time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are served as
-    steadily as the deadline requires; with `reassign` updates keep up with arrivals on average."""
+    """Maximum time that records may wait until the model is trained on them, in seconds; at least
+    the start-up time of an on-demand machine. If spot machines are lost, an on-demand machine is
+    started in time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are
+    served as steadily as the deadline requires; with `reassign` updates keep up with arrivals on
+    average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Maximum number of spot machines, as a multiple of `workers`. Above 1, there are spare
     machines, and a stream moves to a spare when its machine is lost. For `policy: pools` with
@@ -601,7 +605,7 @@ class EvaluationSpec(SpecPart):
     there is no test set, and the model is evaluated only on new records before it learns from
     them."""
     records: Count = 2000
-    """Maximum number of records of the test set to use, from the topic's start."""
+    """Maximum number of records of the test set to use, from the start of its topic."""
 
 
 class TrackingSpec(SpecPart):
@@ -701,7 +705,7 @@ class JobSpec(SpecPart):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Interval of checkpoints (the job's state in object storage), and how many are kept."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """Interval of full copies of the model in Redis, from which a new leader continues."""
+    """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
     """Rule for the data streams of a worker whose machine is lost: `reassign` moves them to other
     workers; `hold` lets them wait until the worker returns."""
@@ -713,16 +717,16 @@ class JobSpec(SpecPart):
     `latest` for records that arrive from now on, or a time with its zone, such as
     2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Time after which a worker closes a batch with fewer than b records, in seconds. If the model
-    has batch normalization, a single record still waits for another one and counts as lag.
-    Optional. If unset, batches are always full."""
+    """Time after which a worker closes a batch with fewer than `batch_size` records, in seconds. If
+    the model has batch normalization, a single record still waits for another one and counts as
+    lag. Optional. If unset, batches are always full."""
     group_linger_s: NotNegative | None = None
     """Time that an update waits for missing batches, in seconds; it is then applied with fewer than
-    K batches. Optional. If unset, every update waits for K batches."""
+    `group_size` batches. Optional. If unset, every update waits for all of its batches."""
     waiting_batches: Count | None = None
-    """Maximum number of batches per worker that wait for an update, at least K; the worker then
-    stops reading. Optional. If unset, 2K, or more if several updates may be in progress at the
-    same time."""
+    """Maximum number of batches per worker that are read and wait for an update, at least
+    `group_size` (K). With that number, the worker stops reading. Optional. If unset, 2K, or more if
+    several updates may be in progress at the same time."""
     max_failures: Count = 5
     """Number of failures that a batch may have; with one more, it is given up (quarantined). A
     failure is a death of its worker, an error of the task, or a result that is not finite. Only

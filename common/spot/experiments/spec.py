@@ -20,8 +20,12 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 class UniformRates(WrittenPart):
     """A rate of arriving records for each worker in each run, drawn between two bounds."""
 
-    low: Seconds = Field(description="Lowest rate of a worker, in records per second.")
-    high: Positive = Field(description="Highest rate of a worker, in records per second.")
+    low: Seconds = Field(
+        description="Lowest rate of records that arrive at a worker, in records per second."
+    )
+    high: Positive = Field(
+        description="Highest rate of records that arrive at a worker, in records per second."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> UniformRates:
@@ -34,12 +38,12 @@ class UniformSpeeds(UniformRates):
     """A speed of computing gradients for each worker in each run, drawn between two bounds."""
 
     low: Positive = Field(
-        description="Lowest speed of a worker, as a multiple: at 1, a gradient takes"
-        " `gradient.mean_s`."
+        description="Lowest speed at which a worker computes gradients, as a multiple: at 1, a"
+        " gradient takes `gradient.mean_s`."
     )
     high: Positive = Field(
-        description="Highest speed of a worker, as a multiple: at 1, a gradient takes"
-        " `gradient.mean_s`."
+        description="Highest speed at which a worker computes gradients, as a multiple: at 1, a"
+        " gradient takes `gradient.mean_s`."
     )
 
 
@@ -172,9 +176,10 @@ class PolicySpec(WrittenPart):
     name: PolicyName = Field(
         default="static",
         description="Policy that decides which machines run. `on-demand`: no spot machines;"
-        " `static`: the DOLL paper's optimum, once; `adaptive`: that optimum again after each"
-        " change; `chance`: meets the deadline with `probability`; `pools`: counts machines over"
-        " several spot pools; `bidbrain`: bids for machines that process a backlog.",
+        " `static`: the DOLL paper's optimum, once; `adaptive`: that optimum again when prices or"
+        " estimates change; `chance`: meets the deadline with `probability`; `pools`: rents a"
+        " number of machines over several spot pools; `bidbrain`: bids for machines that process a"
+        " backlog.",
     )
     probability: float = Field(
         default=0.95,

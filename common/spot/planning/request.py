@@ -101,7 +101,9 @@ class PlanRequest(WrittenPart):
         default=None, description="Number of workers (N_tot), all with the same `rate_per_s`."
     )
     rate_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
-        default=None, description="Records per second that arrive at each worker."
+        default=None,
+        description="Rate of records that arrive at each worker, in records per second. Optional."
+        " If unset, `rates_per_s` or `job` determines the rates.",
     )
     rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
         default=None,

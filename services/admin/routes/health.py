@@ -96,7 +96,7 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     dependencies=[VIEWER],
-    response_description="Metrics of this process, in the text format of Prometheus.",
+    response_description="Metrics of the process that answers, in the text format of Prometheus.",
 )
 async def get_metrics(service: Answering) -> Response:
     """Return the metrics of the process that answers, in the text format of Prometheus."""

@@ -509,7 +509,10 @@ async def list_updates(
         Query(ge=1, le=1000, description="Maximum number of updates to return.", examples=[100]),
     ] = 100,
 ) -> UpdatesPage:
-    """List a job's updates by version of the model, without those that a new leader rolled back."""
+    """List a job's updates by version of the model.
+
+    Updates that were rolled back when another coordinator took over the job are not listed.
+    """
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return updates_page(view.job, after, limit)

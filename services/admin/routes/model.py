@@ -37,15 +37,15 @@ T = TypeVar("T")
 router = APIRouter(prefix="/v1/jobs/{job}/model", tags=["jobs"])
 
 _KIND = "application/octet-stream"
+_EPOCH = (
+    "Epoch of the job's leader (a coordinator) that made this version of the model. Each new leader"
+    " has a higher epoch than all leaders before it. -1 for the initial weights."
+)
 _HEADERS = {
     name: {"schema": {"type": kind}, "description": description}
     for name, kind, description in (
         ("ETag", "string", "Entity tag of the model file, for `If-None-Match`."),
-        (
-            "Doll-Epoch",
-            "integer",
-            "Epoch (number) of the job's leader that made this version of the model.",
-        ),
+        ("Doll-Epoch", "integer", _EPOCH),
         (
             "Doll-Version",
             "integer",
@@ -65,6 +65,9 @@ _ANSWERS: Responses = {
         "headers": _HEADERS,
     },
     **documented(404, 502),
+}
+_HEAD_ANSWERS: Responses = _ANSWERS | {
+    200: _ANSWERS[200] | {"description": "The model exists. Its weights are not sent."},
 }
 
 _log = event_logger(__name__)
@@ -101,8 +104,8 @@ async def get_model(
 ) -> Response:
     """Download a model's weights as a safetensors file.
 
-    The file's metadata describes the model. Versions that a new leader rolled back are not
-    available.
+    The file's metadata describes the model. Versions that were rolled back when another coordinator
+    took over the job are not available.
     """
     record, selector = service.job(job), parse_version(version)
     if if_none_match is not None:
@@ -116,14 +119,14 @@ async def get_model(
     return Response(data, headers=_headers(record, found.kept), media_type=_KIND)
 
 
-@router.head("", response_class=Response, responses=_ANSWERS)
+@router.head("", response_class=Response, responses=_HEAD_ANSWERS)
 async def head_model(
     service: Answering,
     job: JobName,
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Return the headers of the response with a job's model, without the weights."""
+    """Return the headers of a download of a job's model, without the weights."""
     return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
@@ -135,7 +138,7 @@ async def head_model(
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
     """List the versions of the model whose weights are kept and can be downloaded.
 
-    Versions that a new leader rolled back are not listed.
+    Versions that were rolled back when another coordinator took over the job are not listed.
     """
     record = service.job(job)
     found = await service.models.run(partial(_ask, service, job, partial(all_kept, record.id)))

@@ -71,7 +71,7 @@ async def list_quarantine(
 @router.post(
     "/requeue",
     responses=documented(404, 409, 502),
-    response_description="The outcome for each batch.",
+    response_description="The outcome for each batch of the request.",
 )
 async def requeue_batches(
     service: Answering,
