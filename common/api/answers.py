@@ -834,9 +834,9 @@ class BelievedAnswer(Answer):
 Estimates = Annotated[
     dict[str, BelievedAnswer],
     Field(
-        description="Estimates from which the policy decides which machines to rent, by name, such"
-        " as `arrivals_per_s` (records per second) and `availability.<pool>` (share of the time"
-        " that a spot machine of the pool runs)."
+        description="Estimates that the policy uses to decide which machines to rent, by name,"
+        " such as `arrivals_per_s` (records per second) and `availability.<pool>` (share of the"
+        " time that a spot machine of the pool runs)."
     ),
 ]
 Stability = Annotated[
@@ -875,7 +875,7 @@ class PlanInForce(Answer):
     on_demand: Count = Field(description="Number of on-demand machines in the plan.")
     places: dict[str, Count] = Field(
         description="Number of machines that the plan rents from each pool (machines of one kind"
-        " at one price). `none` counts workers for which it rents no machine."
+        " at one price). `none` counts workers without a machine."
     )
     updates_left: float = Field(
         description="Number of updates of the model until the job is done, at the time of the plan."
@@ -917,7 +917,7 @@ class PlanInForce(Answer):
 class CostAnswer(Answer):
     """Cost of a job's machines so far, compared with on-demand machines and with its plan."""
 
-    at_s: float = Field(description="Time up to which the cost is counted, in seconds since 1970.")
+    at_s: float = Field(description="Time until which costs are counted, in seconds since 1970.")
     spent_usd: Spent
     on_demand_only_usd: float = Field(
         description="Cost that the job's updates so far would have had with only on-demand"

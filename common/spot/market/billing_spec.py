@@ -28,7 +28,7 @@ class PreemptedSpec(WrittenPart):
 
 
 class BillingRules(WrittenPart):
-    """Rules by which machines of a pool (one kind at one price) are billed."""
+    """Billing rules of the machines of a pool (one kind at one price)."""
 
     per: Literal["second", "hour"] = Field(
         default="second",

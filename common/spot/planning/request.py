@@ -49,8 +49,8 @@ class SpotPoolAsked(WrittenPart):
     )
     billing: BillingSpec = Field(
         default=BillingRules(),
-        description="Rules by which machines of the pool are billed, or the name of a provider's"
-        " rules, such as `ec2`.",
+        description="Billing rules of the pool's machines, or the name of a provider's rules, such"
+        " as `ec2`.",
     )
     past_usd_per_hour: (
         Annotated[list[tuple[Seconds, Usd]], Field(min_length=2, max_length=MOST_PRICES)] | None
