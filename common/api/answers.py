@@ -26,56 +26,68 @@ WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
 
 # Fields that several responses share.
 Job = Annotated[str, Field(description="Name of the job.", examples=["digits"])]
-Time = Annotated[float, Field(description="Time, in seconds since 1970.")]
 Version = Annotated[
-    int, Field(ge=0, description="Version of the model (J): number of updates that it contains.")
+    int,
+    Field(
+        ge=0,
+        description="Version of the model (J): number of updates (optimizer steps) that it"
+        " contains.",
+    ),
 ]
 Epoch = Annotated[
     int,
     Field(
         ge=0,
-        description="Epoch of the leader that made this version: the number of its leadership,"
-        " higher than all before it.",
+        description="Epoch of the job's leader (a coordinator) that made this version of the"
+        " model. Each new leader has a higher epoch than all leaders before it.",
     ),
 ]
 ModelEpoch = Annotated[
     int,
     Field(
         ge=-1,
-        description="Epoch of the leader that made this version: the number of its leadership,"
-        " higher than all before it. -1 for the initial weights, which no leader made.",
+        description="Epoch of the job's leader (a coordinator) that made this version of the"
+        " model. Each new leader has a higher epoch than all leaders before it. -1 for the initial"
+        " weights, which no leader made.",
     ),
 ]
-Reason = Annotated[str, Field(description="Reason for the job's desired state.")]
+Reason = Annotated[str, Field(description="Reason for the job's desired state (`wanted`).")]
 Revision = Annotated[
     int, Field(ge=0, description="Number of times that the job's settings were changed.")
 ]
 SetTo = Annotated[
     Wanted,
     Field(
-        description="Desired state of the job. A held job has `paused`, a finished job `stopped`."
+        description="Desired state of the job: also `paused` if DOLL holds the job until a person"
+        " decides, and `stopped` if the job has finished."
     ),
 ]
 Slot = Annotated[
     int,
     Field(
         ge=0,
-        description="Number of the machine's place among the job's places for machines, from 0.",
+        description="Number, from 0, of the slot that the machine fills. A job has one slot for"
+        " each worker that it needs.",
     ),
 ]
 Pool = Annotated[
     str,
-    Field(description="Name of the machine's pool in the market file.", examples=["on-demand"]),
+    Field(
+        description="Name of the pool of machines that the machine was rented from. A pool is"
+        " machines of one kind at one price; the file that DOLL_MARKET names lists all pools.",
+        examples=["on-demand"],
+    ),
 ]
 Kind = Annotated[
     MachineKind,
     Field(
-        description="How the machine is paid for: on demand or spot; `unknown` if it was started"
-        " by hand or its pool is not in the plan."
+        description="Kind of the machine: `on-demand`, or `spot` (cheaper, but the provider may"
+        " take the machine away at any time). `unknown` if the machine was started by hand or its"
+        " pool is not in the plan."
     ),
 ]
 Spent = Annotated[
-    float, Field(description="Cost of all machines of the job until this time, in US dollars.")
+    float, Field(description="Cost of all machines of the job up to `at_s`, in US dollars.")
 ]
 
 
@@ -99,9 +111,13 @@ class EvaluationAnswer(Answer):
         description="Time of the last evaluation on the test set, in seconds since 1970; null if"
         " there was none."
     )
-    records: Count = Field(description="Number of records of the test set that were used.")
+    records: Count = Field(
+        description="Number of records of the test set that were used in the last evaluation on"
+        " it; 0 if there was none."
+    )
     test: Metrics = Field(
-        description="Loss and metrics of the last evaluation on the test set, as means per record.",
+        description="Loss and metrics of the last evaluation on the test set, by name, as means"
+        " per record; empty if there was none.",
         examples=[{"accuracy": 0.97, "loss": 0.11}],
     )
     predicted: Count | None = Field(
@@ -109,32 +125,34 @@ class EvaluationAnswer(Answer):
         " model learned from them; null if none was."
     )
     prequential: dict[str, Metrics] = Field(
-        description="Loss and metrics of predictions for new records, before the model learned"
-        " from them, as means per record. By stream.",
+        description="By stream: loss and metrics of the model's predictions for new records,"
+        " before the model learned from them, as means per record.",
         examples=[{"clinic-a": {"accuracy": 0.95, "loss": 0.16}}],
     )
     drifts: Count = Field(
-        description="Number of drifts detected so far: rises of a stream's prediction errors. At"
-        " most 200 are counted."
+        description="Number of drifts detected so far. A drift is a rise of the model's prediction"
+        " errors for a stream. At most 200 are counted."
     )
 
 
 class ProgressAnswer(Numbers, Answer):
     """Progress of a job."""
 
-    done: str = Field(description="Reason why the job has stopped or finished; otherwise empty.")
+    done: str = Field(
+        description="Reason why the job has stopped or finished; empty if it has not."
+    )
     evaluation: EvaluationAnswer | None = Field(
         default=None, description="Most recent evaluation of the model; null if there is none yet."
     )
 
 
 class ChangeAnswer(Answer):
-    """A change of a job, by a person or by its coordinator."""
+    """A change of a job's settings or desired state, by a person or by the job's coordinator."""
 
-    at_s: Time
+    at_s: float = Field(description="Time of the change, in seconds since 1970.")
     action: str = Field(
-        description="Kind of change. `submitted`, `deleted` and `purged` may refer to earlier jobs"
-        " of the same name.",
+        description="Kind of change, such as `paused`, `resumed` or `changed`. `submitted`,"
+        " `deleted` and `purged` may refer to earlier jobs of the same name.",
         examples=["paused"],
     )
     by: str = Field(
@@ -142,23 +160,26 @@ class ChangeAnswer(Answer):
         " user, or `coordinator`."
     )
     role: str = Field(
-        description="Role of the author; `cli` for a command that writes to Kafka directly."
+        description="Role of the author of the change, such as `operator`; `cli` for a command"
+        " that writes to Kafka directly."
     )
     revision: Count = Field(
-        description="Revision of the job's settings after the change. Each update names the"
-        " revision that it was made with."
+        description="Revision of the job's settings after the change: number of changes of"
+        " settings so far."
     )
     changed: dict[str, float | int | dict[str, Any] | None] = Field(
-        description="New value of each setting, or block of settings, that changed.",
+        description="New value of each setting of the job file, or block of settings, that"
+        " changed; empty if none did.",
         examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],
     )
     reason: str = Field(
-        description="Reason that the author gave; empty if none. For requeued batches: which ones."
+        description="Reason that the author gave for the change; empty if none. For requeued"
+        " batches: their numbers."
     )
 
 
 class OriginAnswer(Answer):
-    """The checkpoint of another job that a job started from."""
+    """The checkpoint of another job whose model this job started from."""
 
     job: Annotated[
         str,
@@ -167,19 +188,21 @@ class OriginAnswer(Answer):
     epoch: Epoch
     version: Version
     sha256: str = Field(
-        description="SHA-256 of the copy of the checkpoint in the new job's folder, in hexadecimal."
+        description="SHA-256, in hexadecimal, of the checkpoint as it was copied to the new job's"
+        " folder in object storage."
     )
 
 
 class JobAnswer(Answer):
-    """A job."""
+    """A training job: its job file, state, history of changes and progress."""
 
     id: Job
     wanted: SetTo
     reason: Reason
     detail: str = Field(
         default="",
-        description="Details of why the job is held, such as a traceback; empty if there are none.",
+        description="If DOLL holds the job until a person decides: details of the reason, such as"
+        " a traceback; otherwise empty.",
     )
     submitted_s: float = Field(
         description="Time at which the job was submitted, in seconds since 1970."
@@ -194,7 +217,8 @@ class JobAnswer(Answer):
     )
     first: tuple[tuple[str, Count, Count], ...] = Field(
         default=(),
-        description="First position of the job in each partition: topic, partition, offset.",
+        description="For each partition of the job's streams: topic, partition, and offset of the"
+        " first record that the job reads.",
     )
     origin: OriginAnswer | None = Field(
         default=None,
@@ -203,16 +227,21 @@ class JobAnswer(Answer):
     )
     notes: tuple[str, ...] = Field(
         default=(),
-        description="Warnings about settings that were accepted but may not do what is expected.",
+        description="Warnings about accepted settings of the job file that may not have the"
+        " intended effect.",
     )
     state: Word = Field(
         description="Current state of the job. docs/reference/job-states.md defines each state."
     )
     why: str = Field(
         default="",
-        description="Reason for the current state, in one line; empty if there is none.",
+        description="Reason why the job is in its current `state`, in one line; empty if there is"
+        " none.",
     )
-    progress: ProgressAnswer = Field(description="Progress of the job.")
+    progress: ProgressAnswer = Field(
+        description="Progress of the job: version and loss of the model, records trained and lost,"
+        " and lag."
+    )
 
 
 class SubmittedJob(JobAnswer):
@@ -229,13 +258,13 @@ class SubmittedJob(JobAnswer):
     )
     beginning: str = Field(
         default="",
-        description="What the job takes from the other job's checkpoint that it starts from; empty"
-        " if it starts from initial weights.",
+        description="Parts, such as the weights, that the job takes from the checkpoint of another"
+        " job that it starts from; empty if it starts from initial weights.",
     )
 
 
 class JobSummary(Answer):
-    """A job in a list of jobs."""
+    """A job as one row in the list of jobs."""
 
     id: Job
     wanted: SetTo
@@ -244,45 +273,50 @@ class JobSummary(Answer):
         description="Time at which the job was submitted, in seconds since 1970."
     )
     streams: tuple[str, ...] = Field(description="Kafka topics that the job reads.")
-    task: str = Field(description="Name of the built-in task, or the entrypoint of another task.")
+    task: str = Field(
+        description="Task that the job learns: name of a built-in task, or the entrypoint"
+        " (`package.module:Class`) of another one."
+    )
     batch_size: int = Field(description="Number of records per batch (b).")
-    group_size: int = Field(description="Number of batches per update (K).")
+    group_size: int = Field(description="Number of batches per update of the model (K).")
     provisioned: bool = Field(
-        description="True if the provisioner rents the job's machines; false if workers are"
-        " started by hand."
+        description="True if DOLL rents the job's machines; false if workers are started by hand."
     )
     state: Word = Field(
         description="Current state of the job. docs/reference/job-states.md defines each state."
     )
     why: str = Field(
-        description="Reason for the current state, in one line; empty if there is none."
+        description="Reason why the job is in its current `state`, in one line; empty if there is"
+        " none."
     )
     version: Count | None = Field(
         description="Newest version of the model (J): number of updates so far; null if unknown."
         " Progress of a job that is not running may be up to a minute old."
     )
     loss: float | None = Field(
-        description="Mean loss per record over the last updates; null if unknown."
+        description="Mean loss per record over the last 20 updates; null if unknown."
     )
     accuracy: float | None = Field(
-        description="Mean accuracy over the last updates, on records before the model learned from"
-        " them; null if unknown or if the task does not measure accuracy."
+        description="Mean accuracy over the last 20 updates, on records before the model learned"
+        " from them; null if unknown or if the task does not measure accuracy."
     )
     updates_per_s: float | None = Field(
-        description="Updates per second over the last 10 seconds; null if unknown."
+        description="Updates of the model per second over the last 10 seconds; null if unknown."
     )
     workers: Count | None = Field(
-        description="Number of workers that send heartbeats; null if unknown."
+        description="Number of the job's workers that send heartbeats; null if unknown."
     )
     lag: Count | None = Field(
-        description="Number of records in the streams that no update contains yet; null if unknown."
+        description="Number of records in the job's streams that no update of the model contains"
+        " yet; null if unknown."
     )
     skipped: Count | None = Field(
-        description="Number of records that could not be decoded and were skipped; null if unknown."
+        description="Number of records of the job's streams that could not be decoded and were"
+        " skipped; null if unknown."
     )
     quarantined: Count | None = Field(
-        description="Number of batches in quarantine, which were given up without training; null if"
-        " unknown."
+        description="Number of batches that were given up without training (quarantined), for"
+        " example because the task fails on them; null if unknown."
     )
     expired: Count | None = Field(
         description="Number of records that Kafka deleted before the model was trained on them;"
@@ -299,45 +333,53 @@ class JobSummary(Answer):
     )
     whole: bool = Field(
         description="True if `skipped`, `quarantined`, `expired` and `lost` cover the job's entire"
-        " history. False if Kafka no longer has its beginning; they then cover the rest."
+        " history. False if Kafka no longer has the beginning of that history; the numbers then"
+        " cover the rest."
     )
 
 
 class RemainsAnswer(Answer):
-    """Topics and files of all jobs of a name that a purge would remove, or has removed."""
+    """Topics and files of all jobs of one name that a purge would remove, or has removed."""
 
     topics: dict[str, Count] = Field(
-        description="Number of records in each Kafka topic of the jobs.",
+        description="Number of records in each Kafka topic that DOLL created for the jobs.",
         examples=[{"doll.digits.control": 8104}],
     )
     files: Count = Field(
         description="Number of the jobs' files in object storage, such as checkpoints."
     )
     kept: tuple[str, ...] = Field(
-        description="Parts that could not be removed or listed, each with the reason. Repeat the"
-        " purge to remove them.",
+        description="Topics and files that could not be removed or listed, each with the reason."
+        " Repeat the purge to remove them.",
         examples=[["files: DOLL_BLOBS names no object storage"]],
     )
 
 
 class UnreadableRecord(Answer):
-    """The newest record of a job in the jobs topic, if it cannot be parsed."""
+    """A stored job that cannot be read: its newest record in the Kafka topic `doll.jobs`."""
 
     id: str = Field(
-        description="Key of the record, usually the name of a job. That job continues with its"
-        " previous record."
+        description="Key of the record in the Kafka topic `doll.jobs`, usually the name of a job."
+        " That job continues with the record before this one."
     )
-    offset: Count = Field(description="Offset of the record in the Kafka topic `doll.jobs`.")
-    reason: str = Field(description="Reason why the record cannot be parsed.")
+    offset: Count = Field(
+        description="Offset of the unreadable record in the Kafka topic `doll.jobs`."
+    )
+    reason: str = Field(
+        description="Reason why the record in the Kafka topic `doll.jobs` cannot be parsed."
+    )
 
 
 class JobList(Answer):
     """A page of the list of jobs."""
 
-    jobs: tuple[JobSummary, ...] = Field(description="Jobs of this page, in the requested order.")
+    jobs: tuple[JobSummary, ...] = Field(
+        description="Jobs on this page of the list, in the requested order."
+    )
     states: dict[Word, Count] = Field(
         default={},
-        description="Number of jobs in each state, over all jobs.",
+        description="Number of jobs in each state, over all jobs, including those that do not"
+        " match the request.",
         examples=[{"held": 3, "running": 12, "paused": 131}],
     )
     total: Count = Field(
@@ -345,7 +387,8 @@ class JobList(Answer):
     )
     unreadable: tuple[UnreadableRecord, ...] = Field(
         default=(),
-        description="Records of jobs that cannot be parsed. Only the first page lists them.",
+        description="Stored jobs that cannot be read: records in the Kafka topic `doll.jobs`,"
+        " where DOLL keeps all jobs, that cannot be parsed. Only the first page lists them.",
     )
     next: str | None = Field(
         default=None,
@@ -354,10 +397,10 @@ class JobList(Answer):
 
 
 class QuarantineAnswer(Answer):
-    """Quarantined batches of a job, oldest first."""
+    """Quarantined batches of a job: batches that were given up without training."""
 
     batches: tuple[QuarantinedBatchAnswer, ...] = Field(
-        description="Quarantined batches of this page, oldest first."
+        description="Quarantined batches on this page of the list, oldest first."
     )
     next: Count | None = Field(
         description="Value of `after` for a request for the next page; null on the last page."
@@ -368,69 +411,83 @@ class RequeuedBatchAnswer(Answer):
     """Outcome of a request to requeue a quarantined batch."""
 
     batch: Count = Field(
-        description="Number of the batch: offset of its claim in the job's control topic."
+        description="Number of the batch: offset, in the job's control topic in Kafka, of the"
+        " record that created it."
     )
     outcome: Outcome = Field(
-        description="`requeued`: the batch waits for training again; `before`: it had been requeued"
-        " earlier; `replayed`: it cannot be requeued, because its records were written to the"
-        " stream again."
+        description="Outcome for the batch. `requeued`: it waits for training again; `before`: an"
+        " earlier request had requeued it; `replayed`: it cannot be requeued, because its records"
+        " were written to their stream again."
     )
 
 
 class RequeueAnswer(Answer):
-    """Outcome for each batch of a requeue; empty if no batch could be requeued."""
+    """Outcome of a request to take batches out of quarantine."""
 
     batches: tuple[RequeuedBatchAnswer, ...] = Field(
-        description="Outcome for each batch, by the batch's number."
+        description="Outcome for each requested batch, in the order of their numbers; empty if no"
+        " batch could be requeued."
     )
 
 
 class DeadLetterAnswer(Answer):
-    """Address in a stream of the records of one dead letter."""
+    """Offsets, in a partition of a stream, of a dead letter: records that a job could not use."""
 
-    partition: Count = Field(description="Partition of the stream.")
-    offset: Count = Field(description="Offset of the first record.")
-    end: Count = Field(description="Offset after the last record.")
+    partition: Count = Field(
+        description="Partition of the stream (a Kafka topic) that contains the records of the dead"
+        " letter."
+    )
+    offset: Count = Field(
+        description="Offset of the first record of the dead letter in its partition of the stream."
+    )
+    end: Count = Field(
+        description="Offset after the last record of the dead letter in its partition of the"
+        " stream."
+    )
 
 
 class DeadLettersAnswer(Answer):
-    """Dead letters of one stream with the same reason."""
+    """Dead letters of one stream with the same reason: records that a job could not use."""
 
     stream: str = Field(
-        description="Kafka topic that the records were read from.", examples=["clinic-a"]
+        description="Kafka topic that the records of the dead letters were read from.",
+        examples=["clinic-a"],
     )
     reason: str = Field(
-        description="Reason why the records could not be used.", examples=["label: is missing"]
+        description="Reason why the records of the dead letters could not be used.",
+        examples=["label: is missing"],
     )
     records: Count = Field(
-        description="Number of records that could not be decoded for this reason."
+        description="Number of records of the stream that could not be decoded for this reason."
     )
     batches: Count = Field(
-        description="Number of dead letters that are spans of quarantined batches, one for each"
-        " partition of a batch."
+        description="Number of dead letters of the stream with this reason that come from"
+        " quarantined batches: one for each partition that a batch has records of."
     )
     replayed: Count = Field(
-        description="Number of these dead letters whose records were written to the stream again."
+        description="Number of dead letters of the stream with this reason whose records were"
+        " written to the stream again."
     )
     newest: tuple[DeadLetterAnswer, ...] = Field(
-        description="Addresses of up to 5 of these dead letters, newest first."
+        description="The newest dead letters of the stream with this reason, at most 5, newest"
+        " first, each as the partition and offsets of its records."
     )
 
 
 class DeadLettersPage(Answer):
-    """Dead letters of a job, from all of its streams."""
+    """Dead letters of a job, from all of its streams: records that the job could not use."""
 
     reasons: tuple[DeadLettersAnswer, ...] = Field(
-        description="Dead letters by stream and reason. Within a stream, the most frequent reason"
-        " comes first."
+        description="Dead letters by stream and reason, at most `limit` entries. Within a stream,"
+        " the most frequent reason comes first."
     )
     others: Count = Field(
-        description="Number of dead letters with further reasons, beyond the requested limit."
+        description="Number of dead letters in entries beyond `limit`, which are not listed."
     )
 
 
 class UpdateAnswer(Answer):
-    """An effective update."""
+    """An update of the model that was not rolled back after a failure of the coordinator."""
 
     version: Version
     epoch: Epoch
@@ -438,107 +495,123 @@ class UpdateAnswer(Answer):
         description="Time at which the update was written to Kafka, in seconds since 1970; null if"
         " unknown."
     )
-    samples: Count = Field(description="Number of records that the model was trained on.")
+    samples: Count = Field(
+        description="Number of records in the update: those that the model was trained on in this"
+        " step."
+    )
     batches: Count = Field(
-        description="Number of batches in the update: K, or fewer for the reason in `short`."
+        description="Number of batches in the update: the job's `group_size` (K), or fewer for the"
+        " reason in `short`."
     )
     loss: float = Field(
-        description="Mean loss per record, at the weights before the update (prequential)."
+        description="Mean loss per record of the update, at the weights before the update."
     )
     gradient_s: float | None = Field(
-        description="Mean time to compute the gradient of one batch, in seconds; null if unknown."
+        description="Mean time to compute the gradient of one batch of the update, in seconds;"
+        " null if unknown."
     )
     revision: Count = Field(
-        description="Revision of the job's settings that the update was made with."
+        description="Revision of the job's settings that the update was made with: number of"
+        " earlier changes of settings."
     )
     short: str = Field(
-        description="Reason why the update has fewer than K batches: `linger` (the time limit for a"
-        " partial update), `missing` (batches of lost workers were left out) or `quarantined`."
-        " Empty if it has K."
+        description="Reason why the update has fewer batches than the job's `group_size` (K):"
+        " `linger` (the time limit for a partial update), `missing` (batches of lost workers were"
+        " left out) or `quarantined` (batches were given up). Empty if it has K batches."
     )
     metrics: Metrics = Field(
-        description="Metrics of the update, such as accuracy: means per record, at the weights"
-        " before the update (prequential)."
+        description="Metrics of the update by name, such as accuracy: means per record, at the"
+        " weights before the update."
     )
     mode: SynchronisationMode = Field(
-        description="Synchronisation mode of the workers for this update, as in a job file."
+        description="Synchronisation mode of the workers for this update: one of the values of"
+        " `synchronisation.mode` in a job file."
     )
     stale: Count = Field(
-        description="Staleness: number of updates between the weights of the oldest gradient in the"
-        " update and the update itself."
+        description="Staleness of the update: number of updates between the weights that its"
+        " oldest gradient was computed with and the update itself."
     )
 
 
 class UpdatesPage(Answer):
-    """Effective updates, by version."""
+    """A page of the list of a job's updates of the model."""
 
     updates: tuple[UpdateAnswer, ...] = Field(
-        description="Updates of this page, by ascending version."
+        description="Updates on this page of the list, by ascending version of the model."
     )
     next: Count | None = Field(
         description="Value of `after` for a request for the next page; null on the last page."
     )
-    newest: Count = Field(description="Newest version of the model (J): number of updates so far.")
+    newest: Count = Field(
+        description="Newest version of the model (J): number of updates of the job so far."
+    )
     oldest: Count | None = Field(
-        description="Version of the oldest update that can still be listed; null if there is none."
+        description="Version of the model of the oldest update that can still be listed; null if"
+        " there is none."
     )
 
 
 class KeptVersion(Answer):
-    """A model version whose weights are kept."""
+    """A model version whose weights are kept, so that they can be downloaded."""
 
     version: Version
     epoch: ModelEpoch
     kept: str = Field(
-        description="Place where the weights are kept.", examples=["the checkpoint 12-400"]
+        description="Checkpoint or snapshot that contains the weights of this version of the"
+        " model.",
+        examples=["the checkpoint 12-400"],
     )
     samples: Count = Field(
         description="Number of records in all updates of this version of the model."
     )
     loss: float | None = Field(
-        description="Mean loss per record over the last updates of this version; null if unknown."
-        " The version with the lowest loss is `best`."
+        description="Mean loss per record over the last updates before this version of the model;"
+        " null if unknown. The version with the lowest loss is `best`."
     )
     test: Metrics = Field(
-        description="Loss and metrics on the test set, as means per record; empty if this version"
-        " was not evaluated."
+        description="Loss and metrics of this version of the model on the test set, by name, as"
+        " means per record; empty if it was not evaluated."
     )
 
 
 class KeptVersions(Answer):
-    """Model versions whose weights are kept."""
+    """Versions of a job's model whose weights are kept, so that they can be downloaded."""
 
-    versions: tuple[KeptVersion, ...] = Field(description="Kept versions, newest first.")
+    versions: tuple[KeptVersion, ...] = Field(
+        description="Kept versions of the model, newest first."
+    )
 
 
 class WorkerAnswer(Answer):
-    """A worker, or a rented machine whose worker has not started yet."""
+    """A worker of a job, or a rented machine whose worker has not started yet."""
 
     name: str = Field(description="Name of the worker.")
     status: WorkerStatus = Field(
-        description="`alive`: the worker sends heartbeats; `leaving`: it is shutting down;"
-        " `silent`: its machine is rented, but the worker sends no heartbeats (yet); `unknown`:"
-        " Redis is unavailable."
+        description="Status of the worker. `alive`: it sends heartbeats; `leaving`: it is shutting"
+        " down; `silent`: its machine is rented, but it does not send heartbeats, or not yet;"
+        " `unknown`: Redis is unavailable."
     )
     slot: Count | None = Field(
         default=None,
-        description="Number of the machine's place among the job's places for machines, from 0;"
-        " null if no machine was rented for the worker.",
+        description="Number, from 0, of the slot that the worker's machine fills. A job has one"
+        " slot for each worker that it needs. Null if the machine has no slot, or if none was"
+        " rented for the worker.",
     )
     kind: Kind = "unknown"
     pool: str | None = Field(
         default=None,
-        description="Name of the pool that the machine was rented from; null if none was rented.",
+        description="Name of the pool (machines of one kind at one price) that the worker's"
+        " machine was rented from; null if none was rented.",
     )
     machine: str | None = Field(
         default=None,
-        description="The provider's identifier of the machine; null if unknown, or if none was"
-        " rented.",
+        description="The provider's identifier of the worker's machine; null if unknown, or if"
+        " none was rented.",
     )
     since_s: float | None = Field(
         default=None,
-        description="Time at which the machine started, in seconds since 1970; null if it has not"
-        " started, or if none was rented.",
+        description="Time at which the worker's machine started, in seconds since 1970; null if it"
+        " has not started, or if none was rented.",
     )
     samples: Count = Field(
         default=0,
@@ -552,17 +625,19 @@ class WorkerAnswer(Answer):
     )
     left_out: str | None = Field(
         default=None,
-        description="Reason why the leader assigns no work to this worker; null if it does.",
+        description="Reason why the coordinator assigns no work to this worker; null if it assigns"
+        " work.",
     )
 
 
 class WorkersAnswer(Answer):
     """All workers of a job."""
 
-    workers: tuple[WorkerAnswer, ...] = Field(description="Workers, by name.")
+    workers: tuple[WorkerAnswer, ...] = Field(description="Workers of the job, by name.")
     board_away: str = Field(
         default="",
-        description="Reason why heartbeats cannot be read from Redis; empty if they can.",
+        description="Reason why the workers' heartbeats cannot be read from Redis; empty if they"
+        " can.",
     )
 
 
@@ -570,7 +645,7 @@ class StreamsAnswer(Answer):
     """All data streams of a job."""
 
     streams: tuple[StreamAnswer, ...] = Field(
-        description="Data streams, in the order of the job file."
+        description="Data streams of the job, in the order of the job file."
     )
 
 
@@ -578,31 +653,33 @@ class StreamsAnswer(Answer):
 
 
 class LagCurve(Answer):
-    """Lag of a stream over time."""
+    """Lag of a data stream over time."""
 
     stream: Stream
     lag: tuple[int | None, ...] = Field(
-        description="Number of records of the stream in no update yet, at each time of `lag_at_s`;"
-        " null if unknown."
+        description="Number of records of the stream that no update of the model contains yet, at"
+        " each time of `lag_at_s`; null if unknown."
     )
 
 
 class Life(Answer):
-    """Lifetime of a machine, for a timeline."""
+    """Lifetime of one of the job's machines, for a timeline."""
 
     slot: Slot
-    worker: str = Field(description="Name of the machine's worker.")
+    worker: str = Field(description="Name of the worker that the machine runs.")
     pool: Pool
     kind: Kind
     from_s: float = Field(
-        description="Time at which the machine started, in seconds since 1970. If it never started,"
-        " the time of its order."
+        description="Time at which the machine started, in seconds since 1970. If it never"
+        " started, the time at which it was ordered."
     )
     to_s: float | None = Field(
         description="Time at which the machine ended, in seconds since 1970; null if it is running."
     )
     cause: Literal["preempted", "released", "failed", "refused", "lost"] | None = Field(
-        default=None, description="Reason why the machine ended; null if it is running."
+        default=None,
+        description="Reason why the machine ended, such as `preempted` (taken away by the"
+        " provider); null if it is running.",
     )
 
 
@@ -611,34 +688,40 @@ class PrequentialCurve(Answer):
 
     stream: Stream
     at_s: tuple[float, ...] = Field(
-        description="Time of each evaluation, in seconds since 1970, in ascending order."
+        description="Time of each evaluation of the stream's predictions, in seconds since 1970,"
+        " in ascending order."
     )
     version: tuple[int, ...] = Field(
         description="Version of the model at each evaluation in `at_s`."
     )
     metrics: dict[str, tuple[float | None, ...]] = Field(
-        description="By metric: the mean per record at each evaluation in `at_s`; null if unknown."
+        description="By metric: the mean per record of the stream at each evaluation in `at_s`;"
+        " null if unknown."
     )
 
 
 class DriftAnswer(Answer):
-    """A rise of the prediction errors for a stream; also the data of the event `drift`."""
+    """A rise of the model's prediction errors for a stream; also the data of the event `drift`."""
 
     stream: Stream
     version: Count = Field(description="Version of the model at which the drift was detected.")
-    at_s: Time
-    before: float = Field(description="Mean error per record before the drift, from 0 to 1.")
-    after: float = Field(description="Mean error per record after the drift, from 0 to 1.")
+    at_s: float = Field(description="Time at which the drift was detected, in seconds since 1970.")
+    before: float = Field(
+        description="Mean prediction error per record of the stream before the drift, from 0 to 1."
+    )
+    after: float = Field(
+        description="Mean prediction error per record of the stream after the drift, from 0 to 1."
+    )
 
 
 class EvaluationCurves(Answer):
-    """Results of evaluations over time."""
+    """Results of evaluations of the model over time."""
 
     at_s: tuple[float, ...] = Field(
         default=(), description="Time of each evaluation on the test set, in seconds since 1970."
     )
     version: tuple[int, ...] = Field(
-        default=(), description="Version of the model at each evaluation in `at_s`."
+        default=(), description="Version of the model that was evaluated, at each time in `at_s`."
     )
     test: dict[str, tuple[float | None, ...]] = Field(
         default={},
@@ -652,28 +735,30 @@ class EvaluationCurves(Answer):
     )
     drifts: tuple[DriftAnswer, ...] = Field(
         default=(),
-        description="Rises of prediction errors that were detected, at most the last 200.",
+        description="Rises of the model's prediction errors that were detected, at most the last"
+        " 200.",
     )
 
 
 class SwitchAnswer(Answer):
-    """An update with another synchronisation mode than the one before, by a rule or by a change."""
+    """An update whose synchronisation mode differs from that of the update before it."""
 
     version: Version
     at_s: float | None = Field(
         description="Time of the update, in seconds since 1970; null if unknown."
     )
     mode: SynchronisationMode = Field(
-        description="Synchronisation mode from this update on, as in a job file."
+        description="Mode of `synchronisation` in the job file that applies from this update on."
     )
 
 
 class CurvesAnswer(Answer):
-    """Curves of the live page: columns of equal length, thinned to what can be seen."""
+    """A job's history as curves of about 2,000 points: columns of equal length."""
 
-    now_s: Time
+    now_s: float = Field(description="Time at which the curves were made, in seconds since 1970.")
     update_at_s: tuple[float, ...] = Field(
-        description="Time of the update at each point, in seconds since 1970."
+        description="Time of each update of the model that the curves contain, in seconds since"
+        " 1970."
     )
     version: tuple[int, ...] = Field(
         description="Version of the model at each point of `update_at_s`."
@@ -683,39 +768,44 @@ class CurvesAnswer(Answer):
     )
     metrics: dict[str, tuple[float | None, ...]] = Field(
         description="By metric: the mean per record of the update at each point of `update_at_s`;"
-        " null if the update has no value."
+        " null if the update does not have the metric."
     )
     updates_per_s: tuple[float, ...] = Field(
-        description="Updates per second over the 10 seconds before each point of `update_at_s`."
+        description="Updates of the model per second over the 10 seconds before each point of"
+        " `update_at_s`."
     )
     lag_at_s: tuple[float, ...] = Field(
-        description="Time of each measurement of the lag, in seconds since 1970."
+        description="Time of each measurement of the lag of the job's streams, in seconds since"
+        " 1970."
     )
-    lag: tuple[LagCurve, ...] = Field(description="Lag of each stream over time.")
+    lag: tuple[LagCurve, ...] = Field(description="Lag of each stream of the job over time.")
     lives: tuple[Life, ...] = Field(
         description="Lifetimes of the job's machines, in the order of their launch."
     )
     cost_at_s: tuple[float, ...] = Field(
-        description="Time of each periodic review of costs, in seconds since 1970."
+        description="Time of each periodic review of the cost of the job's machines, in seconds"
+        " since 1970."
     )
     spent_usd: tuple[float, ...] = Field(
-        description="Cost of all machines until each time of `cost_at_s`, in US dollars."
+        description="Cost of all machines of the job until each time of `cost_at_s`, in US dollars."
     )
     on_demand_only_usd: tuple[float, ...] = Field(
         description="Cost that the updates until each time of `cost_at_s` would have had with only"
         " on-demand machines, in US dollars."
     )
     stability: tuple[float, ...] = Field(
-        description="Capacity of the machines divided by the rate of arriving records, at each time"
-        " of `cost_at_s`. Below 1, updates cannot keep up."
+        description="Rate of records that the job's machines can process divided by the rate of"
+        " arriving records, at each time of `cost_at_s`. Below 1, the lag grows."
     )
     running: tuple[int, ...] = Field(
-        description="Number of running machines at each time of `cost_at_s`."
+        description="Number of running machines of the job at each time of `cost_at_s`."
     )
-    evaluation: EvaluationCurves = Field(description="Results of evaluations over time.")
+    evaluation: EvaluationCurves = Field(
+        description="Results of evaluations of the model over time."
+    )
     switches: tuple[SwitchAnswer, ...] = Field(
         default=(),
-        description="Changes of the synchronisation mode, at most the last 200.",
+        description="Updates at which the mode of `synchronisation` changed, at most the last 200.",
     )
 
 
@@ -723,78 +813,93 @@ class CurvesAnswer(Answer):
 
 
 class BelievedAnswer(Answer):
-    """An estimate and its uncertainty."""
+    """An estimate used to decide which machines to rent, such as the arrival rate of records."""
 
-    value: float = Field(description="Estimated value.")
-    std: float = Field(description="Standard deviation of the estimate.")
+    value: float = Field(
+        description="Estimated value, in the unit that the end of the estimate's name says:"
+        " `per_s` per second, `_s` seconds, `_mb` megabytes; an `availability` is a share from 0"
+        " to 1."
+    )
+    std: float = Field(description="Standard deviation of the estimate, in the unit of `value`.")
     low: float = Field(
-        description="Lower end of the interval that contains the true value with probability 0.9."
+        description="Lower end of the interval that contains the true value with probability 0.9,"
+        " in the unit of `value`."
     )
     high: float = Field(
-        description="Upper end of the interval that contains the true value with probability 0.9."
+        description="Upper end of the interval that contains the true value with probability 0.9,"
+        " in the unit of `value`."
     )
 
 
 Estimates = Annotated[
     dict[str, BelievedAnswer],
     Field(
-        description="Estimates that the policy plans with, by name, such as `arrivals_per_s` and"
-        " `availability.<pool>`."
+        description="Estimates that the policy uses to decide which machines to rent, by name,"
+        " such as `arrivals_per_s` (records per second) and `availability.<pool>` (share of the"
+        " time that a spot machine of the pool runs)."
     ),
 ]
 Stability = Annotated[
     float,
     Field(
-        description="Capacity of the machines divided by the rate of arriving records. Below 1,"
-        " updates cannot keep up."
+        description="Rate of records that the job's machines can process divided by the rate of"
+        " arriving records. Below 1, the lag grows."
     ),
 ]
 Warned = Annotated[
-    str, Field(description="Problem with the job's machines; empty if there is none.")
+    str, Field(description="Problem with the job's rented machines; empty if there is none.")
 ]
 
 
 class PlanInForce(Answer):
-    """A plan that a job's policy decided on; also the data of the event `plan`."""
+    """A plan of the machines to rent for a job; also the data of the event `plan`."""
 
     number: Count = Field(description="Number of the plan among the job's plans, from 1.")
-    at_s: Time
-    policy: str = Field(description="Policy that made the plan.", examples=["adaptive"])
+    at_s: float = Field(description="Time at which the plan was made, in seconds since 1970.")
+    policy: str = Field(
+        description="Policy (rule that decides which machines to rent) that made the plan.",
+        examples=["adaptive"],
+    )
     why: str = Field(
-        description="Event that made the policy decide, such as the first plan, a changed price or"
+        description="Event that caused the plan, such as the start of the job, a changed price or"
         " a request."
     )
-    reason: str = Field(description="Reason why the policy chose this plan.")
-    feasible: bool = Field(description="True if the plan is expected to meet the deadline.")
+    reason: str = Field(description="Reason why the policy chose this plan; a sentence for people.")
+    feasible: bool = Field(description="True if the plan is expected to meet the job's deadline.")
     binding: str = Field(
-        description="Limit that keeps the plan from being cheaper, such as `deadline` or"
-        " `capacity`.",
+        description="Limit that keeps the plan from being cheaper: for example, `deadline` if it"
+        " would be missed, or `capacity` if a pool has no more machines.",
         examples=["deadline"],
     )
-    spot: Count = Field(description="Number of workers on spot machines (N_s).")
-    on_demand: Count = Field(description="Number of on-demand machines.")
+    spot: Count = Field(description="Number of workers that the plan runs on spot machines (N_s).")
+    on_demand: Count = Field(description="Number of on-demand machines in the plan.")
     places: dict[str, Count] = Field(
-        description="Number of machines by pool. `none` counts places without a machine."
+        description="Number of machines that the plan rents from each pool (machines of one kind"
+        " at one price). `none` counts workers without a machine."
     )
     updates_left: float = Field(
-        description="Number of updates until the job is done, at the time of the plan."
+        description="Number of updates of the model until the job is done, at the time of the plan."
     )
     deadline_left_s: float | None = Field(
-        description="Seconds until the deadline, at the time of the plan; null if the job has none."
+        description="Seconds until the job's deadline, at the time of the plan; null if the job"
+        " has none."
     )
-    spent_usd: Spent
+    spent_usd: float = Field(
+        description="Cost of all machines of the job until the time of the plan, in US dollars."
+    )
     expected_cost_usd: float = Field(
-        description="Expected cost of the remaining updates, in US dollars."
+        description="Expected cost of the job's remaining updates with this plan, in US dollars."
     )
     transfer_usd: float = Field(
         description="Part of `expected_cost_usd` for network traffic between machines and servers,"
         " in US dollars."
     )
     expected_runtime_s: float = Field(
-        description="Expected time for the remaining updates, in seconds."
+        description="Expected time for the job's remaining updates with this plan, in seconds."
     )
     on_demand_only_usd: float = Field(
-        description="Cost of the remaining updates if every worker were on demand, in US dollars."
+        description="Expected cost of the job's remaining updates with only on-demand machines, in"
+        " US dollars."
     )
     predicted_usd: float = Field(
         description="Predicted cost of the machines for the whole job, in US dollars: the cost"
@@ -802,34 +907,34 @@ class PlanInForce(Answer):
     )
     stability: Stability
     usd_per_hour: dict[str, float] = Field(
-        description="Price of one machine of each pool at the time of the plan, in US dollars per"
-        " hour."
+        description="Price of one machine of each pool (machines of one kind at one price) at the"
+        " time of the plan, in US dollars per hour."
     )
     believed: Estimates
     warning: Warned
 
 
 class CostAnswer(Answer):
-    """Cost of a job so far, compared with machines on demand and with its plan."""
+    """Cost of a job's machines so far, compared with on-demand machines and with its plan."""
 
-    at_s: Time
+    at_s: float = Field(description="Time until which costs are counted, in seconds since 1970.")
     spent_usd: Spent
     on_demand_only_usd: float = Field(
-        description="Cost that the updates so far would have had with only on-demand machines, in"
-        " US dollars."
+        description="Cost that the job's updates so far would have had with only on-demand"
+        " machines, in US dollars."
     )
     ratio_to_on_demand: float | None = Field(
         description="`spent_usd` divided by `on_demand_only_usd`; null if the latter is 0."
     )
     predicted_usd: float | None = Field(
         description="Predicted cost of the machines for the whole job, by the current plan, in US"
-        " dollars; null without a plan."
+        " dollars; null if there is no plan."
     )
     ratio_to_prediction: float | None = Field(
         description="`spent_usd` divided by `predicted_usd`; null until the job is done."
     )
     usd_per_hour: float = Field(
-        description="Current cost of all running machines, in US dollars per hour."
+        description="Current cost of all running machines of the job, in US dollars per hour."
     )
 
 
@@ -837,30 +942,38 @@ class ProvisioningAnswer(Answer):
     """Machines that are rented for a job, and the plans for them."""
 
     policy: str = Field(
-        description="Policy that decides which machines the job rents.", examples=["adaptive"]
+        description="Policy (rule) that decides which machines are rented for the job.",
+        examples=["adaptive"],
     )
-    workers: Count = Field(description="Number of workers in the job file (N_tot).")
-    plan: PlanInForce | None = Field(description="Current plan; null before the first one.")
+    workers: Count = Field(description="Number of workers that the job file requests (N_tot).")
+    plan: PlanInForce | None = Field(
+        description="Current plan of the job's machines; null before the first plan."
+    )
     plans: tuple[PlanInForce, ...] = Field(
-        description="Plans of the job, newest first, at most `limit`."
+        description="Plans of the job's machines, newest first, at most `limit`."
     )
     cost: CostAnswer | None = Field(
-        description="Cost of the job so far; null before the first plan."
+        description="Cost of the job's machines so far; null before the first plan."
     )
     believed: Estimates
     stability: float | None = Field(
-        description="Capacity of the machines divided by the rate of arriving records, at the last"
-        " plan or review. Below 1, updates cannot keep up. Null before the first plan."
+        description="Rate of records that the job's machines can process divided by the rate of"
+        " arriving records, at the last plan or review. Below 1, the lag grows. Null before the"
+        " first plan."
     )
     warning: Warned
-    running: Count = Field(description="Number of running machines.")
+    running: Count = Field(description="Number of running machines of the job.")
     settled: str = Field(
-        description="Reason why provisioning of the job has ended; empty while it continues."
+        description="Reason why no more machines are rented for the job, for example because it"
+        " finished; empty while renting continues."
     )
 
 
 class ReplanAnswer(Answer):
-    """A replan was requested. The decision follows in the events and in the list of plans."""
+    """Confirmation of a request for a new plan of a job's machines.
+
+    The plan follows later, as an event `plan` and in the list of plans.
+    """
 
     job: Job
     asked_at_s: Annotated[
@@ -869,26 +982,38 @@ class ReplanAnswer(Answer):
 
 
 class PoolAnswer(Answer):
-    """A pool of the market."""
+    """Current price of a pool: machines of one kind at one price, on demand or spot."""
 
     name: Annotated[
-        str, Field(description="Name of the pool in the market file.", examples=["on-demand"])
+        str,
+        Field(
+            description="Name of the pool (machines of one kind at one price) in the file that"
+            " DOLL_MARKET names.",
+            examples=["on-demand"],
+        ),
     ]
-    kind: Kind
+    kind: Kind = Field(
+        description="Kind of the pool's machines: `on-demand`, or `spot` (cheaper, but the"
+        " provider may take a machine away at any time)."
+    )
     usd_per_hour: float | None = Field(
-        description="Current price of one machine, in US dollars per hour; null if unknown."
+        description="Current price of one machine of the pool, in US dollars per hour; null if"
+        " unknown."
     )
     reason: str = Field(
-        default="", description="Reason why the price is unknown; empty if it is known."
+        default="",
+        description="Reason why the current price of the pool's machines is unknown; empty if it"
+        " is known.",
     )
 
 
 class PricesAnswer(Answer):
-    """Current prices of machines."""
+    """Current prices of the machines that can be rented."""
 
-    at_s: Time
+    at_s: float = Field(description="Time of the prices, in seconds since 1970.")
     pools: tuple[PoolAnswer, ...] = Field(
-        description="Pools of the market with their prices, the on-demand pool first."
+        description="Pools (machines of one kind at one price) with their current prices, the"
+        " on-demand pool first."
     )
 
 
@@ -896,33 +1021,34 @@ class PricesAnswer(Answer):
 
 
 class CurveAnswer(Answer):
-    """Cost and runtime against the number of spot workers: columns of equal length."""
+    """Cost and runtime of a job by the number of spot workers: columns of equal length."""
 
     spot: tuple[int, ...] = Field(
-        description="Numbers of spot workers (N_s), ascending. They include 0, N_tot and the plan's"
-        " own number."
+        description="Numbers of workers on spot machines (N_s), ascending. They include 0, the"
+        " number of all workers, and the number that the plan chose."
     )
     cost_usd: tuple[float | None, ...] = Field(
-        description="Expected cost for each number in `spot`, in US dollars; null if the job would"
-        " never be done."
+        description="Expected cost of the job for each number of spot workers in `spot`, in US"
+        " dollars; null if the job would never be done."
     )
     runtime_s: tuple[float | None, ...] = Field(
-        description="Expected runtime for each number in `spot`, in seconds; null if the job would"
-        " never be done."
+        description="Expected runtime of the job for each number of spot workers in `spot`, in"
+        " seconds; null if the job would never be done."
     )
     in_time: tuple[float, ...] = Field(
-        description="Probability of meeting the deadline for each number in `spot`, from 0 to 1."
+        description="Probability of meeting the deadline for each number of spot workers in"
+        " `spot`, from 0 to 1."
     )
     enough: tuple[bool, ...] = Field(
-        description="True if this number of spot workers meets the deadline: on average, or with"
-        " the requested probability. For each number in `spot`."
+        description="For each number of spot workers in `spot`: true if it meets the deadline with"
+        " the requested probability, or on average if none was requested."
     )
 
 
 class PoolPlanAnswer(Answer):
-    """Plan with a single pool of spot machines."""
+    """Plan that uses a single pool (machines of one kind at one price) of spot machines."""
 
-    name: str = Field(description="Name of the pool.")
+    name: str = Field(description="Name of the pool of spot machines, as in the request.")
     usd_per_hour: float = Field(
         description="Price of one spot machine of the pool, in US dollars per hour."
     )
@@ -931,19 +1057,22 @@ class PoolPlanAnswer(Answer):
         " from 0 to 1."
     )
     cycle_s: float = Field(
-        description="Mean time from one preemption of a machine to its next, in seconds."
+        description="Mean time from one preemption of a spot machine of the pool to its next, in"
+        " seconds."
     )
     feasible: bool = Field(
         description="True if the plan with this pool is expected to meet the deadline."
     )
-    spot: int = Field(ge=0, description="Number of workers on spot machines of the pool (N_s).")
+    spot: int = Field(
+        ge=0, description="Number of workers on spot machines of the pool (N_s) in the plan."
+    )
     expected_cost_usd: float | None = Field(
-        description="Expected cost with this pool, in US dollars; null if the job would never be"
-        " done."
+        description="Expected cost of the job's remaining updates with this pool, in US dollars;"
+        " null if the job would never be done."
     )
     expected_runtime_s: float | None = Field(
-        description="Expected runtime with this pool, in seconds; null if the job would never be"
-        " done."
+        description="Expected time for the job's remaining updates with this pool, in seconds;"
+        " null if the job would never be done."
     )
     deadline_probability: float = Field(
         ge=0, le=1, description="Probability of meeting the deadline with this pool, from 0 to 1."
@@ -951,42 +1080,50 @@ class PoolPlanAnswer(Answer):
 
 
 class BidAnswer(Answer):
-    """Machines that would be requested now."""
+    """Machines that the policy `bidbrain` would request now from one pool, and its bid."""
 
-    pool: str = Field(description="Name of the pool to request machines from.")
-    machines: int = Field(ge=0, description="Number of machines to request.")
+    pool: str = Field(
+        description="Name of the pool (machines of one kind at one price) to request machines from."
+    )
+    machines: int = Field(ge=0, description="Number of machines to request from the pool now.")
     at_most_usd_per_hour: float | None = Field(
-        description="Bid for one machine, in US dollars per hour: if its price rises above the bid,"
-        " the provider takes the machine away. Null for on-demand machines."
+        description="Bid for one machine, in US dollars per hour: if the price rises above the"
+        " bid, the provider takes the machine away. Null for on-demand machines."
     )
 
 
 class PlanAnswer(Answer):
-    """Number of workers to run on spot machines, with expected cost and runtime."""
+    """Number of workers to run on spot machines, with expected cost and runtime of the job."""
 
     feasible: bool = Field(
-        description="True if the plan is expected to meet the deadline; if false, `reason` says"
-        " why."
+        description="True if the plan is expected to meet the deadline; if false, `reason`"
+        " explains why."
     )
-    spot: int = Field(ge=0, description="Number of workers on spot machines (N_s).", examples=[30])
+    spot: int = Field(
+        ge=0,
+        description="Number of workers that the plan runs on spot machines (N_s).",
+        examples=[30],
+    )
     on_demand: int = Field(
-        ge=0, description="Number of workers on on-demand machines.", examples=[34]
+        ge=0,
+        description="Number of workers that the plan runs on on-demand machines.",
+        examples=[34],
     )
     expected_cost_usd: float | None = Field(
-        description="Expected cost of the remaining updates, in US dollars; null if the job would"
-        " never be done."
+        description="Expected cost of the job's remaining updates with this plan, in US dollars;"
+        " null if the job would never be done."
     )
     expected_runtime_s: float | None = Field(
-        description="Expected time for the remaining updates, in seconds; null if the job would"
-        " never be done."
+        description="Expected time for the job's remaining updates with this plan, in seconds;"
+        " null if the job would never be done."
     )
     cost_ratio_to_on_demand: float | None = Field(
-        description="Expected cost divided by the cost with every worker on demand; null if the job"
-        " would never be done."
+        description="Expected cost of the plan divided by the cost with only on-demand machines;"
+        " null if the job would never be done."
     )
     binding: str = Field(
-        description="Limit that keeps the plan from being cheaper, such as `deadline` or"
-        " `capacity`.",
+        description="Limit that keeps the plan from being cheaper: for example, `deadline` if it"
+        " would be missed, or `cost` if more spot machines would cost more.",
         examples=["deadline"],
     )
     reason: str = Field(
@@ -997,36 +1134,43 @@ class PlanAnswer(Answer):
         ge=0, le=1, description="Probability of meeting the deadline with this plan, from 0 to 1."
     )
     spot_workers: tuple[int, ...] | None = Field(
-        description="Indexes of the workers to run on spot machines, from 0; null unless"
-        " `list_workers` was set."
+        description="Indexes, from 0, of the workers that the plan runs on spot machines; null"
+        " unless `list_workers` was set in the request."
     )
     names: tuple[str, ...] = Field(
-        description="Names of all workers, by index; empty unless the arrival rates were taken from"
-        " a job."
+        description="Names of all workers, in the order of their indexes; empty unless the request"
+        " named a job that supplied the arrival rates."
     )
     curve: CurveAnswer | None = Field(
         description="Cost and runtime for other numbers of spot workers; null unless `curve` was"
-        " set."
+        " set in the request."
     )
     notes: tuple[str, ...] = Field(
-        description="Sources of numbers that were not in the request, and caveats."
+        description="Sources of numbers that were not in the request, and warnings about the plan."
     )
     # Inputs of the plan: given, or taken from a job.
     workers: int = Field(ge=1, description="Number of workers (N_tot) that the plan is for.")
     arrivals_per_s: float = Field(
-        description="Records per second of all workers together that the plan assumes."
+        description="Rate of records that the plan assumes, in records per second of all workers"
+        " together."
     )
-    group_size: int = Field(description="Batches per update (K) that the plan assumes.")
-    batch_size: int = Field(description="Records per batch (b) that the plan assumes.")
-    updates: float = Field(description="Number of remaining updates (J) that the plan assumes.")
-    deadline_s: float = Field(description="Seconds until the deadline that the plan assumes.")
+    group_size: int = Field(
+        description="Number of batches per update of the model (K) that the plan assumes."
+    )
+    batch_size: int = Field(description="Number of records per batch (b) that the plan assumes.")
+    updates: float = Field(
+        description="Number of remaining updates of the model (J) that the plan assumes."
+    )
+    deadline_s: float = Field(
+        description="Time until the deadline that the plan assumes, in seconds."
+    )
     undisturbed_s: float | None = Field(
-        description="Runtime of the remaining updates without any preemption (theta_0), in seconds;"
-        " null if the job would never be done."
+        description="Runtime of the job's remaining updates if no machine is ever preempted"
+        " (theta_0), in seconds; null if the job would never be done."
     )
     availability: float = Field(
-        description="Availability that the plan assumes: share of the time that a spot machine"
-        " runs, from 0 to 1."
+        description="Availability of spot machines that the plan assumes: share of the time that"
+        " such a machine runs, from 0 to 1."
     )
     spot_usd_per_hour: float = Field(
         description="Price of one spot machine that the plan assumes, in US dollars per hour."
@@ -1035,27 +1179,27 @@ class PlanAnswer(Answer):
         description="Price of one on-demand machine that the plan assumes, in US dollars per hour."
     )
     on_demand_only_usd: float | None = Field(
-        description="Cost of the remaining updates if every worker were on demand, in US dollars;"
-        " null if the job would never be done."
+        description="Expected cost of the job's remaining updates with only on-demand machines, in"
+        " US dollars; null if the job would never be done."
     )
     cycle_s: float = Field(
-        description="Mean time from one preemption of a spot machine to its next that the plan"
-        " assumes, in seconds."
+        description="Mean time that the plan assumes from one preemption of a spot machine to its"
+        " next, in seconds."
     )
     pool: str = Field(
         default="",
-        description="Name of the spot pool that the plan uses; empty unless the request named"
-        " several pools.",
+        description="Name of the pool of spot machines that the plan uses; empty unless the"
+        " request named several pools.",
     )
     pools: tuple[PoolPlanAnswer, ...] = Field(
         default=(),
-        description="Plan with each single pool, the best first; empty unless the request named"
-        " several pools.",
+        description="One plan for each pool (spot machines of one kind at one price), the best"
+        " first; empty unless the request named several pools.",
     )
     bids: tuple[BidAnswer, ...] = Field(
         default=(),
-        description="Machines to request now and the bids for them; empty unless `policy` is"
-        " `bidbrain`.",
+        description="Machines to request now and the bids for them; empty unless `policy` in the"
+        " request is `bidbrain`.",
     )
 
 
@@ -1063,7 +1207,7 @@ class PlanAnswer(Answer):
 
 
 class UpdateEvent(UpdateAnswer):
-    """Event `update`: the newest update, and how many updates it stands for."""
+    """Event `update`: the newest update, and the number of updates since the last such event."""
 
     count: Count = Field(
         description="Number of updates since the previous `update` event, including this one."
@@ -1071,51 +1215,62 @@ class UpdateEvent(UpdateAnswer):
 
 
 class MemberEvent(Answer):
-    """Event `member`: the heartbeats of a worker report a change."""
+    """Event `member`: a worker of the job came alive, is leaving, or is gone."""
 
-    worker: str = Field(description="Name of the worker.")
+    worker: str = Field(description="Name of the worker whose status changed.")
     status: Literal["alive", "leaving", "gone"] = Field(
         description="New status of the worker: `alive`, `leaving` (it is shutting down) or `gone`"
         " (its heartbeats have stopped)."
     )
-    at_s: Time
+    at_s: float = Field(
+        description="Time at which the worker's status changed, in seconds since 1970."
+    )
 
 
 class MachineEvent(Answer):
-    """Event `machine`: a machine was ordered, was seen running, or has ended."""
+    """Event `machine`: a machine of the job was ordered, was seen running, or has ended."""
 
-    launch: Count = Field(description="Number of the machine among the job's machines, from 1.")
-    slot: Count | None = Field(
-        description="Number of the machine's place among the job's places for machines, from 0;"
-        " null for a spare machine without a place."
+    launch: Count = Field(
+        description="Number of the machine among all machines that were ordered for the job, from"
+        " 1."
     )
-    worker: str = Field(description="Name of the machine's worker.")
+    slot: Count | None = Field(
+        description="Number, from 0, of the slot that the machine fills. A job has one slot for"
+        " each worker that it needs. Null for a machine without a slot, such as a spare."
+    )
+    worker: str = Field(description="Name of the worker that the machine runs.")
     pool: Pool
     kind: Kind
-    state: Literal["ordered", "running", "ended"] = Field(description="New state of the machine.")
+    state: Literal["ordered", "running", "ended"] = Field(
+        description="New state of the machine: `ordered`, `running` or `ended`."
+    )
     cause: str = Field(
         default="",
-        description="Reason why the machine ended, such as `preempted`; empty if it has not ended.",
+        description="Reason why the machine ended, such as `preempted` (taken away by the"
+        " provider); empty if it has not ended.",
     )
     detail: str = Field(
         default="",
         description="The provider's message about the end of the machine; empty if there is none.",
     )
-    at_s: Time
+    at_s: float = Field(
+        description="Time at which the machine was ordered, seen running or ended, in seconds"
+        " since 1970."
+    )
 
 
 class ReviewEvent(Answer):
-    """Event `review`: status of a job's machines and costs."""
+    """Event `review`: periodic report on a job's rented machines and their cost."""
 
-    at_s: Time
+    at_s: float = Field(description="Time of the review, in seconds since 1970.")
     version: Version
-    updates_left: float = Field(description="Number of updates until the job is done.")
-    running: Count = Field(description="Number of running machines.")
-    wanted: Count = Field(description="Number of machines in the current plan.")
+    updates_left: float = Field(description="Number of updates of the model until the job is done.")
+    running: Count = Field(description="Number of running machines of the job.")
+    wanted: Count = Field(description="Number of machines that the current plan of the job rents.")
     spent_usd: Spent
     on_demand_only_usd: float = Field(
-        description="Cost that the updates so far would have had with only on-demand machines, in"
-        " US dollars."
+        description="Cost that the job's updates so far would have had with only on-demand"
+        " machines, in US dollars."
     )
     stability: Stability
     believed: Estimates
@@ -1123,21 +1278,24 @@ class ReviewEvent(Answer):
 
 
 class EvaluationEvent(Answer):
-    """Event `evaluation`: quality of a model version. A version may be reported in two parts."""
+    """Event `evaluation`: quality of a version of the model.
+
+    A version may be reported in two parts: on the test set, and on new records.
+    """
 
     version: Version
     epoch: ModelEpoch
-    at_s: Time
+    at_s: float = Field(description="Time of the evaluation, in seconds since 1970.")
     records: Count = Field(
         description="Number of records of the test set that were used; 0 if there is no test set."
     )
     test: Metrics = Field(
-        description="Loss and metrics on the test set, as means per record; empty if this event"
-        " reports only predictions."
+        description="Loss and metrics of the version on the test set, by name, as means per"
+        " record; empty if this event reports only predictions for new records."
     )
     prequential: dict[str, Metrics] = Field(
-        description="Loss and metrics of predictions for new records, before the model learned"
-        " from them, as means per record. By stream."
+        description="By stream: loss and metrics of the model's predictions for new records,"
+        " before the model learned from them, as means per record."
     )
 
 

@@ -73,9 +73,9 @@ class ModeSpec(SpecPart):
     mode: SynchronisationMode
     """Synchronisation mode while the rule applies: one of the values of `synchronisation.mode`."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Maximum staleness (s): number of updates that may lie between the weights of a gradient and
-    the update that contains it. For `mode: stale` and `mode: asynchronous`. Optional. If unset, 1
-    for `stale`, and 4 per live worker for `asynchronous`."""
+    """Maximum staleness (s): number of updates that may lie between the weights that a gradient was
+    computed with and the update that contains the gradient. For `mode: stale` and `mode:
+    asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for `asynchronous`."""
     local_rate: Positive | None = None
     """Learning rate of the steps that a worker takes on its own copy of the weights between the
     batches of one gradient message. Required for `mode: averaging`. Optional for `mode:
@@ -134,14 +134,14 @@ _LOCAL_STEP_MODES = ("averaging", "asynchronous")
 
 
 class WhenSpec(SpecPart):
-    """Condition of a rule: exactly one of these fields."""
+    """Condition under which a rule of `synchronisation` applies: exactly one of the fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of their time, from 0 to 1: the rule applies while workers computed for less than this
-    share over the last 20 updates. Required unless `workers_from` is set."""
+    """Share of their time that workers spent computing over the last 20 updates, from 0 to 1: the
+    rule applies while the share is below this value. Required unless `workers_from` is set."""
     workers_from: Count | None = None
-    """Number of workers: the rule applies while at least this number is alive. Required unless
-    `busy_below` is set."""
+    """Minimum number of live workers: the rule applies while at least this number is alive.
+    Required unless `busy_below` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
@@ -159,35 +159,38 @@ class WhenSpec(SpecPart):
 
 
 class RuleSpec(ModeSpec):
-    """Synchronisation mode for updates that begin while a condition holds."""
+    """Rule of `synchronisation`: another mode for updates that begin while a condition holds."""
 
     when: WhenSpec
-    """Condition under which the rule applies. Once chosen, a rule applies for at least 20 updates.
-    A rule with `busy_below` then applies until a quarter of the workers is gone."""
+    """Condition under which the rule of `synchronisation` applies. Once chosen, a rule applies for
+    at least 20 updates. A rule with `busy_below` then applies until a quarter of the workers is
+    gone."""
     group_size: Count | None = None
-    """Number of batches per update (K) while the rule applies. Optional. If unset, the job's
-    `group_size`."""
+    """Number of batches per update of the model (K) while the rule applies. Optional. If unset, the
+    job's `group_size`."""
     learning_rate: Positive | None = None
-    """Learning rate while the rule applies. Optional. If unset, the job's rate; with `sgd` or
-    `momentum` and `reduction: mean`, multiplied by the rule's K and divided by the job's K."""
+    """Learning rate while the rule of `synchronisation` applies. Optional. If unset, the job's
+    rate; with `sgd` or `momentum` and `reduction: mean`, multiplied by the rule's K and divided by
+    the job's K."""
 
 
 class SynchronisationSpec(ModeSpec):
     """Synchronisation between workers, and the maximum age of the weights that they use."""
 
     mode: SynchronisationMode = "synchronous"
-    """Synchronisation mode. `synchronous` (the paper's): an update has K gradients, all computed
-    with the weights of the previous version; `stale`: the weights may be up to `staleness` versions
-    older; `asynchronous`: an update has K gradients of a single worker, and no worker waits for
-    another; `averaging`: a worker takes steps on its own copy of the weights, and an update
-    averages the resulting weights."""
+    """Synchronisation mode. `synchronous` (as in the DOLL paper): an update has K gradients, all
+    computed with the weights of the previous version; `stale`: the weights may be up to `staleness`
+    versions older; `asynchronous`: an update has K gradients of a single worker, and no worker
+    waits for another; `averaging`: a worker takes steps on its own copy of the weights, and an
+    update averages the resulting weights."""
     damped: bool = False
-    """True to divide the learning rate of an update by 1 + its staleness: the number of updates
-    between the weights of its oldest gradient and itself. For `mode: stale` and `mode:
+    """True to divide the learning rate of an update by 1 + its staleness (number of updates between
+    the weights of the update's oldest gradient and the update itself). For `mode: stale` and `mode:
     asynchronous`."""
     rules: tuple[RuleSpec, ...] = Field(default=(), exclude_if=operator.not_)
-    """Rules that select another mode while their condition holds. An update uses the first rule
-    whose condition holds when the update begins; without such a rule, `mode` applies."""
+    """Rules that select another synchronisation mode while their condition holds. An update uses
+    the first rule whose condition holds when the update begins; without such a rule, `mode`
+    applies."""
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:
@@ -270,15 +273,17 @@ class AggregationSpec(SpecPart):
     the complete optimizer state; `slices`: the weights are divided into 32 slices, and only the
     owners of a slice hold its optimizer state and update it. For `mode: group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Machines that own slices: reliable machines (1); half of the spot machines (2); half of the
-    spot machines, while reliable machines compute no gradients (3); `auto` chooses by the ratio
-    of spot to reliable machines. For `layout: slices`."""
+    """Machines whose workers own slices of the weights: reliable machines, which are not spot (1);
+    half of the spot machines (2); half of the spot machines, while reliable machines compute no
+    gradients (3); `auto` chooses by the ratio of spot to reliable machines. For `layout:
+    slices`."""
     servers: Literal["auto"] | _Several = "auto"
-    """Number of workers that own slices, at least `owners`. `auto`: all reliable machines in stage
-    1, otherwise half of the spot machines. For `layout: slices`."""
+    """Number of workers that own (hold and update) slices of the weights, at least `owners`.
+    `auto`: all reliable machines in stage 1, otherwise half of the spot machines. For `layout:
+    slices`."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
-    """Number of workers that own each slice; all but one may be lost without loss of data. For
-    `layout: slices`."""
+    """Number of workers that own (hold and update) each slice of the weights; all but one may be
+    lost without loss of data. For `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
     """Transport of gradients between workers: `gloo` is TCP between the machines' memory; `nccl`
     is NVIDIA's NCCL between GPUs, one per worker. To change from one to the other, first change

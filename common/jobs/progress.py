@@ -590,23 +590,25 @@ _STALE_S = 10.0
 
 
 class StreamAnswer(BaseModel):
-    """A data stream as this job sees it."""
+    """A data stream of a job, and the job's progress in it."""
 
     stream: Stream
     partitions: Count = Field(description="Number of partitions of the stream that the job reads.")
     rate_per_s: float | None = Field(
-        description="Records per second that arrive in the stream; null if unknown."
+        description="Rate at which records arrive in the stream, in records per second; null if"
+        " unknown."
     )
     lag: Count | None = Field(
-        description="Number of records in the stream that no update contains yet; null if unknown."
+        description="Number of records in the stream that no update of the model contains yet;"
+        " null if unknown."
     )
     settled: Count | None = Field(
-        description="Number of records of the stream that are settled (trained, skipped, expired or"
-        " in quarantine) and covered by a checkpoint; null if unknown."
+        description="Number of records of the stream that are finished (trained, skipped, deleted"
+        " by Kafka, or in quarantine) and covered by a checkpoint; null if unknown."
     )
     dead_lettered: Count = Field(
-        description="Number of records of the stream that could not be decoded or whose batch is in"
-        " quarantine."
+        description="Number of records of the stream that the model was not trained on, because"
+        " they could not be decoded or their batch is in quarantine."
     )
 
 
@@ -808,15 +810,16 @@ SHOWN_UPDATES = 20
 
 
 class SynchronyAnswer(BaseModel):
-    """Synchronisation of updates: batches per update, and age of their gradients."""
+    """Synchronisation between workers: batches per update, and age of their gradients."""
 
     mode: SynchronisationMode = Field(
-        description="Synchronisation mode of the workers, as in a job file."
+        description="Mode of synchronisation between workers: one of the values of"
+        " `synchronisation.mode` in a job file."
     )
-    group_size: Count = Field(description="Number of batches per update (K).")
+    group_size: Count = Field(description="Number of batches per update of the model (K).")
     staleness: Count = Field(
-        description="Maximum staleness (s): number of updates that may lie between the weights of a"
-        " gradient and the update that contains it."
+        description="Maximum staleness (s): number of updates that may lie between the weights"
+        " that a gradient was computed with and the update that contains the gradient."
     )
 
 
@@ -827,63 +830,72 @@ class Numbers(BaseModel):
         description="Newest version of the model (J): number of updates so far.", examples=[412]
     )
     updates: float = Field(
-        description="Number of updates so far as `stop.updates` counts them: an update with another"
-        " number of batches than the job's K counts in proportion.",
+        description="Number of updates of the model so far, as `stop.updates` in the job file"
+        " counts them: an update with another number of batches than the job's `group_size` (K)"
+        " counts in proportion.",
         examples=[412.0],
     )
     samples: Count = Field(
-        description="Number of records that the model was trained on.", examples=[2109440]
+        description="Number of records that the model was trained on so far.", examples=[2109440]
     )
     loss: float | None = Field(
         description="Mean loss per record over the last 20 updates; null before the first update."
     )
     metrics: dict[str, float] = Field(
-        description="Metrics by name, on records before the model learned from them: auc,"
-        " calibration_error, f1, precision and recall over the records of the last minute; others,"
-        " such as accuracy, as means per record over the last 20 updates."
+        description="Metrics of the model by name, on records before the model learned from them:"
+        " auc, calibration_error, f1, precision and recall over the records of the last minute;"
+        " others, such as accuracy, as means per record over the last 20 updates."
     )
     updates_per_s: float | None = Field(
-        description="Updates per second over the last 10 seconds; null before the first update."
+        description="Updates of the model per second over the last 10 seconds; null before the"
+        " first update."
     )
     samples_per_s: float | None = Field(
-        description="Records trained per second over the last 10 seconds; null before the first"
-        " update."
+        description="Records that the model was trained on per second, over the last 10 seconds;"
+        " null before the first update."
     )
     lag: Count | None = Field(
-        description="Number of records in the streams that no update contains yet; null if unknown."
+        description="Number of records in the job's streams that no update of the model contains"
+        " yet; null if unknown."
     )
     workers: Count | None = Field(
-        description="Number of workers that send heartbeats; null if Redis is unavailable."
+        description="Number of the job's workers that send heartbeats; null if Redis is"
+        " unavailable."
     )
     synchrony: SynchronyAnswer = Field(
-        description="Synchronisation of the newest update; if the job's settings were changed since"
-        " then, the synchronisation of the next one."
+        description="Synchronisation between workers in the newest update; if the job's settings"
+        " were changed since then, the one in the next update."
     )
     learning_rate: float | None = Field(
         description="Learning rate of the newest update, with its schedule and synchronisation"
-        " applied; null if the update was made by an old version of DOLL that did not record it.",
+        " applied; null if an old version of DOLL made the update and did not record it.",
         examples=[0.002],
     )
     stale: Count | None = Field(
-        description="Staleness of the newest update: number of updates between the weights of its"
-        " oldest gradient and the update itself; null before the first update."
+        description="Staleness of the newest update: number of updates between the weights that"
+        " its oldest gradient was computed with and the update itself; null before the first"
+        " update."
     )
     note: str = Field(
-        description="Warning that the job's settings keep updates from overlapping as"
-        " `synchronisation` intends; empty if they do not.",
+        description="Warning that the job's settings prevent several updates from being in"
+        " progress at the same time, as its `synchronisation` mode intends; empty if they do not.",
         examples=[""],
     )
     waiting: Count | None = Field(
-        description="Number of accepted batches that wait for an update; null if unknown."
+        description="Number of batches that workers have read and that wait for an update of the"
+        " model; null if unknown."
     )
     skipped: Count = Field(
-        description="Number of records that could not be decoded and were skipped."
+        description="Number of records of the job's streams that could not be decoded and were"
+        " skipped."
     )
     quarantined: Count = Field(
-        description="Number of batches in quarantine, which were given up without training."
+        description="Number of batches that were given up without training (quarantined), for"
+        " example because the task fails on them."
     )
     requeueable: Count = Field(
-        description="Number of batches in quarantine that an operator can requeue."
+        description="Number of quarantined batches that an operator can requeue, so that the model"
+        " is trained on them after all."
     )
     expired: Count = Field(
         description="Number of records that Kafka deleted before the model was trained on them."
@@ -894,14 +906,15 @@ class Numbers(BaseModel):
     )
     whole: bool = Field(
         description="True if `samples`, `skipped`, `quarantined`, `expired` and `lost` cover the"
-        " job's entire history. False if Kafka no longer has its beginning; they then cover the"
-        " rest."
+        " job's entire history. False if Kafka no longer has the beginning of that history; the"
+        " numbers then cover the rest."
     )
     led: bool | None = Field(
-        description="True if a coordinator leads the job; null if Redis is unavailable."
+        description="True if a coordinator currently leads the job; null if Redis is unavailable."
     )
     last_update_s: float | None = Field(
-        description="Time of the newest update, in seconds since 1970; null if unknown."
+        description="Time of the newest update of the model, in seconds since 1970; null if"
+        " unknown."
     )
 
 

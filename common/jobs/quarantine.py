@@ -31,15 +31,16 @@ Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
 
 
 class QuarantinedBatchAnswer(BaseModel):
-    """A quarantined batch."""
+    """A batch of records that was given up without training (quarantined)."""
 
     batch: Count = Field(
-        description="Number of the batch: offset of its claim in the job's control topic."
+        description="Number of the batch: offset, in the job's control topic in Kafka, of the"
+        " record that created it."
     )
-    records: Count = Field(description="Number of records in the batch.")
+    records: Count = Field(description="Number of records in the quarantined batch.")
     spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
-        description="Address of the batch's records. For each partition: topic, partition, first"
-        " offset, and the offset after the last record.",
+        description="Location of the quarantined batch's records in Kafka. For each partition:"
+        " topic, partition, first offset, and the offset after the last record.",
         examples=[[["clinic-a", 0, 128, 192]]],
     )
     reason: str = Field(
@@ -47,8 +48,9 @@ class QuarantinedBatchAnswer(BaseModel):
         examples=["poison: raised: KeyError: 'label'"],
     )
     final: Final = Field(
-        description="Reason why the batch cannot be requeued: `expired` (its records are deleted)"
-        " or `replayed` (its records were written to the stream again). Empty if it can."
+        description="Reason why the quarantined batch cannot be requeued: `expired` (Kafka deleted"
+        " its records) or `replayed` (its records were written to the stream again). Empty if it"
+        " can be requeued."
     )
 
 

@@ -75,7 +75,7 @@ _Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
 
 
 class FieldSpec(SpecPart):
-    """One field of a record."""
+    """One field of a record, and how its numbers are read from the record."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -87,35 +87,35 @@ class FieldSpec(SpecPart):
     source: Annotated[str | tuple[str, ...] | None, _Later] = Field(
         default=None, alias="from", min_length=1
     )
-    """Path of the value in the record: keys joined by dots (`\\.` is a dot inside a key). A list
-    of paths makes a field with one number per path. Optional. If unset, the field's own name is
-    the key."""
+    """Path of the field's value in the record: keys joined by dots (`\\.` is a dot inside a key). A
+    list of paths makes a field with one number per path. Optional. If unset, the field's own name
+    is the key."""
     default: _Numbers = None
-    """Number to use if the value is null, absent, or not listed in `map` or `one_hot`. One number,
-    or a list with one number per path of `from`. With `one_hot` it must be 0. Optional. If unset,
-    a record without a value is skipped."""
+    """Number to use if the field's value is null, absent, or not listed in `map` or `one_hot`. One
+    number, or a list with one number per path of `from`. With `one_hot` it must be 0. Optional. If
+    unset, a record without a value is skipped."""
     scale: _Numbers = None
-    """Factor to multiply each number by. One number, or a list with one number per path of
-    `from`. For float fields only. Optional. If unset, 1."""
+    """Factor to multiply each of the field's numbers by. One number, or a list with one number per
+    path of `from`. For float fields only. Optional. If unset, 1."""
     offset: _Numbers = None
-    """Number to add to each number, after `scale`. One number, or a list with one number per path
-    of `from`. For float fields only. Optional. If unset, 0."""
+    """Number to add to each of the field's numbers, after `scale`. One number, or a list with one
+    number per path of `from`. For float fields only. Optional. If unset, 0."""
     parse: Annotated[Literal["number", "time"] | None, _Later] = None
-    """Conversion of text to a number: `number` for text such as `12.5`; `time` for
+    """Conversion of the field's text to a number: `number` for text such as `12.5`; `time` for
     `2026-01-31T12:00:00Z`, which becomes seconds since 1970 (UTC unless the text names a zone).
     Optional. If unset, text is not converted."""
     hash: Annotated[Count | None, _Later] = None
-    """Number of buckets, to turn a value into a bucket's number. The value (text, number, true or
-    false) is hashed together with its path: CRC-32 of `path=value`, modulo this number. Optional.
-    If unset, values are not hashed."""
+    """Number of buckets into which the field's values are hashed. The field's number is then that
+    of a bucket: CRC-32 of `path=value`, modulo the number of buckets. Values may be text, numbers,
+    true or false. Optional. If unset, values are not hashed."""
     map: Annotated[dict[str, _Number] | None, _Later] = Field(default=None, min_length=1)
-    """Number to use for each text that may occur as the value. Numbers and booleans in the record
-    are matched by their text, such as `"1"` and `"true"`. Optional. If unset, texts are not
+    """Number to use for each text that may occur as the field's value. Numbers and booleans in the
+    record are matched by their text, such as `"1"` and `"true"`. Optional. If unset, texts are not
     mapped."""
     one_hot: Annotated[tuple[_Symbol, ...] | None, _Later] = Field(default=None, min_length=1)
-    """List of symbols that may occur as the value. The field has one number per symbol: 1 for the
-    symbol that equals the value, 0 for all others. Optional. If unset, the value is a number
-    itself."""
+    """List of symbols that may occur as the field's value. The field has one number per symbol: 1
+    for the symbol that equals the value, 0 for all others. Optional. If unset, the value is a
+    number itself."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -232,18 +232,19 @@ _HASHED = (("int32", "float32"), ("int64", "float32"))
 
 
 class HashedSpec(SpecPart):
-    """Hashing of all keys that no field names into the fields `index` and `value`."""
+    """Hashing of all keys of a record that no field names into the fields `index` and `value`."""
 
     buckets: Count
-    """Number of buckets to hash features into. A text is counted in the bucket of `path=value`, a
-    number in the bucket of its path: their CRC-32, modulo this number."""
+    """Number of buckets to hash features into. The bucket of a feature is the CRC-32 of
+    `path=value` if the value is a text, or of the path if it is a number, modulo the number of
+    buckets."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
 
 
 class RecordsSpec(SpecPart):
-    """Format of the records and their fields."""
+    """Format of the records in a job's streams, and their fields."""
 
     codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
     """Encoding of a record: `tensor` for the bytes of all fields, in the order of `fields`; `json`
@@ -301,7 +302,7 @@ class RecordsSpec(SpecPart):
 
 
 class TaskSpec(SpecPart):
-    """Task to learn: a built-in one by `name`, or one of your own by `entrypoint`."""
+    """Task to learn (model, loss, metrics): built in (`name`), or your own (`entrypoint`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -359,16 +360,17 @@ class CompressionSpec(SpecPart):
 
 
 class TunerSpec(SpecPart):
-    """Settings to tune from measurements while the job runs; without this block, none are."""
+    """Settings of a job that DOLL tunes while the job runs; without this block, none are."""
 
     group_size: tuple[Count, Count] | None = None
-    """Range of K, as [least, most]: K is adapted to the noise of the gradients, from update 20 on
-    and while no rule of `synchronisation` applies. The job's learning rate belongs to its own
-    `group_size`, and is adapted as K changes. Optional. If unset, K is not tuned."""
+    """Range of K (batches per update), as [least, most]: K is adapted to the noise of the
+    gradients, from update 20 on and while no rule of `synchronisation` applies. The job's learning
+    rate is meant for its own `group_size`, and is adapted as K changes. Optional. If unset, K is
+    not tuned."""
     workers: Literal["balanced"] | None = None
-    """`balanced` rents the number of machines, at most `provisioning.workers`, that minimizes
-    time multiplied by cost, judging by updates for which records waited. Optional. If unset, the
-    number of workers is not tuned."""
+    """`balanced` rents the number of machines, at most `provisioning.workers`, that minimizes time
+    multiplied by cost, measured on updates for which enough records were available. Optional. If
+    unset, the number of workers is not tuned."""
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -394,25 +396,25 @@ class TunerSpec(SpecPart):
 
 
 class ScheduleSpec(SpecPart):
-    """Schedule of the learning rate."""
+    """Schedule by which the learning rate changes during a job."""
 
     kind: ScheduleKind
-    """Shape of the schedule. At t updates after the warm-up, with n = `updates`: `constant`
-    keeps the full rate; `step` multiplies the rate by `factor` after every n updates; `cosine`
-    falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` multiplies the full
-    rate by 1 / sqrt(1 + t / n)."""
+    """Shape of the learning rate's schedule. At t updates after the warm-up, with n = `updates`:
+    `constant` keeps the full rate; `step` multiplies the rate by `factor` after every n updates;
+    `cosine` falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` multiplies the
+    full rate by 1 / sqrt(1 + t / n)."""
     warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Number of updates at the start over which the learning rate rises linearly to its full
-    value."""
+    """Number of updates at the start of the job over which the learning rate rises linearly to its
+    full value."""
     updates: Count | None = None
-    """Length n of the schedule, as a number of updates of the job's own `group_size`, counted
-    like `stop.updates`. Required unless `kind` is `constant`."""
+    """Length n of the learning rate's schedule, as a number of updates of the job's own
+    `group_size`, counted like `stop.updates`. Required unless `kind` is `constant`."""
     factor: Share | None = None
     """Factor by which `kind: step` multiplies the learning rate after every `updates` updates.
     Optional. If unset, 0.1."""
     final: Share | None = None
-    """Lowest learning rate of `kind: step` and `kind: cosine`, as a share of the full rate.
-    Optional. If unset, 0.01."""
+    """Lowest learning rate of `kind: step` and `kind: cosine`, as a share of the optimizer's
+    `learning_rate`. Optional. If unset, 0.01."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "constant": frozenset(),
@@ -440,35 +442,36 @@ class ScheduleSpec(SpecPart):
 
 
 class OptimizerSpec(SpecPart):
-    """Optimizer that applies the gradient of an update to the weights (Algorithm 4, line 10)."""
+    """Optimizer that applies the gradient of each update to the model's weights."""
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
     """Name of the optimizer: one of PyTorch's, or `ftrl` for FTRL-Proximal (McMahan et al. 2013).
     `momentum` is `sgd` with a momentum of 0.9 unless `momentum` is set."""
     learning_rate: Positive
-    """Learning rate of the optimizer (eta in the paper; alpha of `ftrl`)."""
+    """Learning rate of the optimizer (eta in the DOLL paper; alpha of `ftrl`)."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Momentum of `sgd` and `momentum`. Optional. If unset, 0 for `sgd` and 0.9 for `momentum`."""
+    """Momentum of the optimizers `sgd` and `momentum`. Optional. If unset, 0 for `sgd` and 0.9 for
+    `momentum`."""
     nesterov: bool | None = None
-    """True to use Nesterov momentum. For `momentum`, and for `sgd` with a momentum. Optional. If
-    unset, false."""
+    """True to use Nesterov momentum. For the optimizer `momentum`, and for `sgd` with a momentum.
+    Optional. If unset, false."""
     weight_decay: NotNegative | None = None
-    """L2 penalty on the weights; with `adamw` decoupled from the gradient. Not for `ftrl`.
-    Optional. If unset, 0.01 for `adamw` and 0 for all others."""
+    """L2 penalty on the weights; with the optimizer `adamw` decoupled from the gradient. Not for
+    `ftrl`. Optional. If unset, 0.01 for `adamw` and 0 for all others."""
     betas: tuple[Beta, Beta] | None = None
-    """Decay rates of the running means of the gradient and of its square. For `adam` and `adamw`.
-    Optional. If unset, [0.9, 0.999]."""
+    """Decay rates of the running means of the gradient and of its square. For the optimizers `adam`
+    and `adamw`. Optional. If unset, [0.9, 0.999]."""
     eps: Positive | None = None
-    """Term added to the divisor of a step, so that it is never zero. For `adam`, `adamw` and
-    `adagrad`. Optional. If unset, 1e-10 for `adagrad` and 1e-8 for the others."""
+    """Term added to the divisor of a step, so that it is never zero. For the optimizers `adam`,
+    `adamw` and `adagrad`. Optional. If unset, 1e-10 for `adagrad` and 1e-8 for the others."""
     l1: Annotated[NotNegative | None, _Later] = None
-    """L1 penalty of `ftrl`: weights that no gradient pulls away from zero become exactly zero.
-    Optional. If unset, 0."""
+    """L1 penalty of the optimizer `ftrl`: weights that no gradient pulls away from zero become
+    exactly zero. Optional. If unset, 0."""
     l2: Annotated[NotNegative | None, _Later] = None
-    """L2 penalty of `ftrl`. Optional. If unset, 0."""
+    """L2 penalty of the optimizer `ftrl`. Optional. If unset, 0."""
     clip_norm: Annotated[Positive | None, _Later] = None
     """Maximum norm of an update's gradient, applied once, after `reduction`. A gradient with a
-    larger norm is scaled down to it. Optional. If unset, gradients are not clipped."""
+    larger norm is scaled down to this norm. Optional. If unset, gradients are not clipped."""
     schedule: Annotated[ScheduleSpec | None, _Later] = None
     """Schedule of the learning rate. Optional. If unset, the rate is constant."""
 
@@ -512,78 +515,83 @@ class StopSpec(SpecPart):
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
 
     updates: Count | None = None
-    """Number of updates (J) after which the job ends. An update with another number of batches
-    than the job's `group_size` counts in proportion. Optional. If unset, no limit."""
+    """Number of updates of the model (J) after which the job ends. An update with another number of
+    batches than the job's `group_size` counts in proportion. Optional. If unset, no limit."""
     loss: Positive | None = None
     """Loss (epsilon) at which the job ends: the mean loss per record over the last 20 updates is
     at or below this value. Optional. If unset, no limit."""
     deadline_s: Positive | None = None
-    """Deadline of the job (theta), in seconds after its submission. The job then ends. Optional.
-    If unset, no deadline."""
+    """Deadline of the job, in seconds after its submission (theta). The job ends at the deadline.
+    Optional. If unset, no deadline."""
 
 
 class CheckpointSpec(SpecPart):
-    """Interval of checkpoints in object storage, and how many are kept."""
+    """Interval of checkpoints (the job's state in object storage), and how many are kept."""
 
     every_updates: Count | None = None
     """Maximum number of updates between two checkpoints. Optional. If unset, 200; with
     `aggregation.layout: slices` 20, because updates since the last checkpoint are lost if all
-    owners of a slice fail together."""
+    workers that hold the same slice of the weights fail together."""
     every_s: Positive = 300.0
-    """Maximum time between two checkpoints, in seconds. A checkpoint is written when this or
+    """Maximum time between two checkpoints, in seconds. A checkpoint is written when this time or
     `every_updates` is reached, whichever is first."""
     keep: Count = 3
     """Number of checkpoints to keep; older ones are deleted. Keep more than one, because a crash
-    may leave the newest one incomplete, and a new leader may roll back to an earlier one."""
+    may leave the newest one incomplete, and a coordinator that takes over the job may continue from
+    an earlier one."""
 
 
 class HotSnapshotSpec(SpecPart):
-    """Interval of full copies of the model in Redis, from which a new leader continues."""
+    """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
 
     every_s: Positive = 1.0
     """Time between two full copies of the model in Redis (hot snapshots), in seconds. If Redis
-    still has the last copy, a new leader loses only the updates after it."""
+    still has the last copy, a coordinator that takes over the job loses only the updates after
+    it."""
 
 
 class BidBrainSpec(SpecPart):
-    """Costs of changing machines, for `policy: bidbrain`."""
+    """Time that a job loses when its machines change, as `policy: bidbrain` assumes."""
 
     lambda_s: float = Field(default=30.0, ge=0)
-    """Time for which all work is assumed to stop after the provider evicts a machine (lambda), in
-    seconds."""
+    """Time for which all work is assumed to stop after the provider takes a machine away, in
+    seconds (lambda)."""
     start_s: float | None = Field(default=None, ge=0)
-    """Time for which all work is assumed to stop when machines are added or removed (sigma), in
-    seconds. Optional. If unset, the longest start-up time of the market's pools."""
+    """Time for which all work is assumed to stop when machines are added or removed, in seconds
+    (sigma). Optional. If unset, the longest start-up time of the machines that can be rented."""
 
 
 class ProvisioningSpec(SpecPart):
-    """Machines that the provisioner rents; without this block, workers are started by hand."""
+    """Machines that DOLL rents for a job; without this block, workers are started by hand."""
 
     workers: Count
     """Number of workers (N_tot), each on a machine of its own: the maximum number of machines that
-    work at the same time."""
+    work for the job at the same time."""
     policy: PolicyName | None = None
-    """Policy that decides which machines to rent. Optional. If unset, `adaptive`, the paper's
-    policy, with `on_preemption: hold`, and `pools` with `on_preemption: reassign`."""
+    """Policy: the rule that decides which machines to rent. Optional. If unset, `adaptive`, the
+    DOLL paper's policy, with `on_preemption: hold`, and `pools` with `on_preemption: reassign`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
-    """Probability of meeting the deadline that a plan must have. For `policy: chance`."""
+    """Probability of meeting the job's deadline that a plan of machines must have. For `policy:
+    chance`."""
     review_s: Positive | None = None
-    """Time between two reviews of the plan, in seconds. Optional. If unset, 10 for `policy:
-    pools`, 30 for `adaptive` and 120 for `bidbrain`."""
+    """Time between two reviews of the plan of machines, in seconds. Optional. If unset, 10 for
+    `policy: pools`, 30 for `adaptive` and 120 for `bidbrain`."""
     bidbrain: BidBrainSpec | None = None
-    """Costs of changing machines that `policy: bidbrain` assumes. Optional. If unset, the defaults
-    of `provisioning.bidbrain`."""
+    """Time that a job loses when its machines change, as `policy: bidbrain` assumes. Optional. If
+    unset, the defaults of its fields."""
     max_lag_s: Annotated[Positive | None, _Later] = None
-    """Maximum time that records may wait until they are trained, in seconds; at least the start-up
-    time of an on-demand machine. If spot machines are lost, an on-demand machine is started in
-    time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are served as
-    steadily as the deadline requires; with `reassign` updates keep up with arrivals on average."""
+    """Maximum time that records may wait until the model is trained on them, in seconds; at least
+    the start-up time of an on-demand machine. If spot machines are lost, an on-demand machine is
+    started in time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are
+    served as steadily as the deadline requires; with `reassign` updates keep up with arrivals on
+    average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Maximum number of spot machines, as a multiple of `workers`. Above 1, there are spare
     machines, and a stream moves to a spare when its machine is lost. For `policy: pools` with
     `on_preemption: hold`."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
-    """Number of machines that are always rented on demand. For `policy: pools`."""
+    """Number of machines that are always rented on demand, so that the provider never takes them
+    away. For `policy: pools`."""
 
 
 class EvaluationSpec(SpecPart):
@@ -597,16 +605,17 @@ class EvaluationSpec(SpecPart):
     there is no test set, and the model is evaluated only on new records before it learns from
     them."""
     records: Count = 2000
-    """Maximum number of records of the test set to use, from the topic's start."""
+    """Maximum number of records of the test set to use, from the start of its topic."""
 
 
 class TrackingSpec(SpecPart):
-    """Report of the job's progress to the MLflow server that the setting DOLL_MLFLOW names."""
+    """Report of a job's progress to the MLflow server that the setting DOLL_MLFLOW names."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     experiment: str = Field(default="Default", min_length=1)
-    """Name of the MLflow experiment in which the job is a run. It must exist."""
+    """Name of the MLflow experiment to which the job is added as a run. The experiment must
+    exist."""
     model: str | None = Field(
         default=None, alias="register", json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}
     )
@@ -659,14 +668,14 @@ _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.p
 
 
 class JobSpec(SpecPart):
-    """A training job."""
+    """A training job: the job file that a user submits."""
 
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
-    """Name of the job. The names of its topics, keys and files contain it."""
+    """Name of the job. The names of the job's Kafka topics, Redis keys and files contain it."""
     streams: tuple[_Stream, ...] = Field(min_length=1)
     """Kafka topics to read records from, one per data stream."""
     records: RecordsSpec
-    """Format of the records and their fields."""
+    """Format of the records in the job's streams, and their fields."""
     task: TaskSpec
     """Task to learn: the model, its loss and its metrics."""
     batch_size: Count
@@ -677,58 +686,58 @@ class JobSpec(SpecPart):
     """Synchronisation between workers: whether they wait for each other. Optional. If unset,
     `mode: synchronous`."""
     aggregation: Annotated[AggregationSpec | None, _Later] = None
-    """Component that sums gradients and holds the weights. Optional. If unset, `mode: board`: the
-    coordinator does both."""
+    """Component that sums gradients and holds the weights: the coordinator or the workers.
+    Optional. If unset, `mode: board`: the coordinator."""
     optimizer: OptimizerSpec
-    """Optimizer that applies the gradient of an update to the weights."""
+    """Optimizer that applies the gradient of each update to the model's weights."""
     compression: Annotated[CompressionSpec | None, _Later] = None
     """Limit on which changes of the model are sent to workers. Models of up to 64 KB are always
     sent in full. Optional. If unset, all changes are sent."""
     tuner: Annotated[TunerSpec | None, _Later] = None
-    """Settings to tune from measurements while the job runs. Optional. If unset, no setting is
-    tuned."""
+    """Settings of the job that DOLL tunes from measurements while the job runs. Optional. If unset,
+    no setting is tuned."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Gradient of an update: the `mean` or the `sum` of the gradients of its records."""
+    """Combination of the gradients of an update's records: their `mean` or their `sum`."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the random initial weights."""
     stop: StopSpec = StopSpec()
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Interval of checkpoints in object storage, and how many are kept."""
+    """Interval of checkpoints (the job's state in object storage), and how many are kept."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """Interval of full copies of the model in Redis, from which a new leader continues."""
+    """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
-    """Rule for the streams of a lost worker: `reassign` moves them to other workers; `hold` lets
-    them wait until the worker returns."""
+    """Rule for the data streams of a worker whose machine is lost: `reassign` moves them to other
+    workers; `hold` lets them wait until the worker returns."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     """Rule for the batches of a lost worker in the current update: `redispatch` assigns them to
     other workers; `proceed` leaves them for a later update."""
     start_at: str = "earliest"
-    """Position in the streams at which the job starts: `earliest` for the first record, `latest`
-    for records that arrive from now on, or a time with its zone, such as 2026-01-31T12:00:00Z."""
+    """Position in the data streams at which the job starts: `earliest` for the first record,
+    `latest` for records that arrive from now on, or a time with its zone, such as
+    2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Time after which a batch with fewer than b records is closed, in seconds. If the model has
-    batch normalization, a single record still waits for another one and counts as lag. Optional.
-    If unset, batches are always full."""
+    """Time after which a worker closes a batch with fewer than `batch_size` records, in seconds. If
+    the model has batch normalization, a single record still waits for another one and counts as
+    lag. Optional. If unset, batches are always full."""
     group_linger_s: NotNegative | None = None
-    """Time that an update waits for missing batches, in seconds; it is then applied with fewer
-    than K. Optional. If unset, every update waits for K batches."""
+    """Time that an update waits for missing batches, in seconds; it is then applied with fewer than
+    `group_size` batches. Optional. If unset, every update waits for all of its batches."""
     waiting_batches: Count | None = None
-    """Maximum number of batches per worker that wait for an update, at least K; the worker then
-    stops reading. Optional. If unset, 2K, or more if several updates may be in progress at the
-    same time."""
+    """Maximum number of batches per worker that are read and wait for an update, at least
+    `group_size` (K). With that number, the worker stops reading. Optional. If unset, 2K, or more if
+    several updates may be in progress at the same time."""
     max_failures: Count = 5
-    """Number of failures that a batch may have; one more puts it into quarantine. A failure is a
-    death of its worker, an error of the task, or a result that is not finite. Only failures while
-    the batch is computed alone count."""
+    """Number of failures that a batch may have; with one more, it is given up (quarantined). A
+    failure is a death of its worker, an error of the task, or a result that is not finite. Only
+    failures while the batch is computed alone count."""
     autocast: bool = False
     """True to run the forward pass in bfloat16, for operations that PyTorch considers safe."""
     weight: Positive = 1.0
     """Relative share of the workers that the job gets if all jobs together need more workers than
     there are."""
     provisioning: ProvisioningSpec | None = None
-    """Machines that the provisioner rents for the job. Optional. If unset, workers are started by
-    hand."""
+    """Machines that DOLL rents for the job. Optional. If unset, workers are started by hand."""
     evaluation: EvaluationSpec | None = None
     """Evaluation of the model while it is trained. Optional. If unset, the model is not
     evaluated."""

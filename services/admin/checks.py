@@ -41,17 +41,18 @@ _log = event_logger(__name__)
 
 
 class Check(Answer):
-    """Health of one server."""
+    """Health of a server that DOLL depends on, such as Kafka."""
 
     ok: bool = Field(description="True if all processes of DOLL can use the server.")
     reason: str = Field(
         default="",
-        description="Reason why the server cannot be used. If it can be used: a remark, or empty.",
+        description="Reason why DOLL cannot use the server. If DOLL can use it: a remark, or"
+        " empty.",
     )
     since_s: float | None = Field(
         default=None,
-        description="Time of the start of the outage, in seconds since 1970; null if unknown, or if"
-        " there is no outage.",
+        description="Time at which the server's outage started, in seconds since 1970; null if"
+        " unknown, or if there is no outage.",
     )
 
 

@@ -18,10 +18,14 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class UniformRates(WrittenPart):
-    """A rate drawn for each worker in each run (section V-B: U(1, 250))."""
+    """A rate of arriving records for each worker in each run, drawn between two bounds."""
 
-    low: Seconds = Field(description="Lowest rate of a worker, in records per second.")
-    high: Positive = Field(description="Highest rate of a worker, in records per second.")
+    low: Seconds = Field(
+        description="Lowest rate of records that arrive at a worker, in records per second."
+    )
+    high: Positive = Field(
+        description="Highest rate of records that arrive at a worker, in records per second."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> UniformRates:
@@ -31,27 +35,30 @@ class UniformRates(WrittenPart):
 
 
 class UniformSpeeds(UniformRates):
-    """A speed drawn for each worker in each run."""
+    """A speed of computing gradients for each worker in each run, drawn between two bounds."""
 
     low: Positive = Field(
-        description="Lowest speed of a worker; at 1, a gradient takes `gradient.mean_s`."
+        description="Lowest speed at which a worker computes gradients, as a multiple: at 1, a"
+        " gradient takes `gradient.mean_s`."
     )
     high: Positive = Field(
-        description="Highest speed of a worker; at 1, a gradient takes `gradient.mean_s`."
+        description="Highest speed at which a worker computes gradients, as a multiple: at 1, a"
+        " gradient takes `gradient.mean_s`."
     )
 
 
 class ArrivalsSpec(WrittenPart):
-    """The process by which records arrive at each stream."""
+    """Arrival of records in each stream of a simulation."""
 
     process: Literal["poisson", "trace", "backlog"] = Field(
         default="poisson",
-        description="How records arrive. With `backlog`, all exist from the start.",
+        description="Arrival of records: `poisson` at random, with the mean `rates`; `trace` as"
+        " recorded; with `backlog`, all records exist from the start.",
     )
     trace: TraceSpec | None = Field(
         default=None,
-        description="Recorded arrivals per second, for `process: trace`; scaled to the mean"
-        " `rates`.",
+        description="Recording of arrivals per second, for `process: trace`; scaled to the mean"
+        " `rates`. Optional. If unset, `process` must not be `trace`.",
     )
 
     @model_validator(mode="after")
@@ -62,30 +69,40 @@ class ArrivalsSpec(WrittenPart):
 
 
 class GradientSpec(WrittenPart):
-    """C, the time of one batch's gradient on a worker: gamma distributed."""
+    """Time to compute the gradient of one batch on a worker (C), gamma distributed."""
 
     mean_s: Positive = Field(
-        default=0.01, description="Mean time of one gradient in seconds (mu_C)."
+        default=0.01,
+        description="Mean time to compute the gradient of one batch on a worker, in seconds"
+        " (mu_C).",
     )
     variation: Seconds = Field(
         default=0.0,
-        description="Standard deviation of the time over its mean. 0 is constant, 1 exponential.",
+        description="Standard deviation of the time to compute a gradient divided by its mean. 0:"
+        " all times are equal; 1: exponential.",
     )
 
 
 StartUp = Annotated[
     float,
-    Field(ge=0, description="Seconds from the order of a machine until its worker works."),
+    Field(
+        ge=0, description="Time from the order of a machine until its worker computes, in seconds."
+    ),
 ]
 
 
 Transfer = Annotated[
-    float, Field(ge=0, description="Of what machines and servers send each other, see update_mb.")
+    float,
+    Field(
+        ge=0,
+        description="Price of network traffic between machines and servers, in US dollars per"
+        " gigabyte; `update_mb` sets the traffic.",
+    ),
 ]
 
 
 class OnDemandSpec(WrittenPart):
-    """Machines that are never preempted."""
+    """On-demand machines of a simulation, which the provider never takes away."""
 
     usd_per_hour: Positive = Field(
         description="Price of an on-demand machine, in US dollars per hour (pi_o)."
@@ -96,35 +113,42 @@ class OnDemandSpec(WrittenPart):
 
 
 class SpotSpec(WrittenPart):
-    """Machines of one pool that may be preempted."""
+    """One pool of spot machines (one kind at one price), which the provider may take away."""
 
-    name: str = Field(default="spot", description="Name of the pool.")
+    name: str = Field(default="spot", description="Name of the pool of spot machines.")
     usd_per_hour: Positive | TraceSpec = Field(
-        description="Price of a machine of the pool, in US dollars per hour (pi_s), or a recording."
+        description="Price of one machine of the pool, in US dollars per hour (pi_s), or a"
+        " recording of prices."
     )
     availability: Annotated[float, Field(ge=0, le=1)] | TraceSpec = Field(
         default=1.0,
-        description="Share of the time that a machine is available (alpha), or a recording.",
+        description="Share of the time that a machine of the pool is available, from 0 to 1"
+        " (alpha), or a recording of it.",
     )
     cycle_s: Positive = Field(
         default=1000.0,
-        description="Mean time in seconds between two preemptions of a machine. Not for traces.",
+        description="Mean time from one preemption of a machine of the pool to its next, in"
+        " seconds. Not used if `availability` is a recording.",
     )
     together: bool = Field(
         default=False,
-        description="With a trace: true if all workers follow the same part of it at the same time,"
-        " false if each follows its own part.",
+        description="If `availability` is a recording: true if all workers follow the same part of"
+        " it at the same time, false if each worker follows its own part.",
     )
     bid_usd_per_hour: Positive | None = Field(
         default=None,
-        description="Bid in US dollars per hour; machines are preempted while the price is above."
-        " Optional. If unset, the price never preempts machines.",
+        description="Bid for one machine of the pool, in US dollars per hour: machines are"
+        " preempted while the price is above it. Optional. If unset, the price never preempts"
+        " machines.",
     )
     speed: Positive = Field(
-        default=1.0, description="Speed of gradients, relative to on-demand machines."
+        default=1.0,
+        description="Speed at which machines of the pool compute gradients, relative to on-demand"
+        " machines.",
     )
     capacity: Count | None = Field(
-        default=None, description="Maximum number of machines. Optional. If unset, no limit."
+        default=None,
+        description="Maximum number of machines of the pool. Optional. If unset, no limit.",
     )
     start_up_s: StartUp = 0.0
     billing: BillingSpec = BillingRules()
@@ -132,65 +156,82 @@ class SpotSpec(WrittenPart):
 
 
 class SimulatedBidBrainSpec(WrittenPart):
-    """Time that a job loses when its machines change, as `bidbrain` counts it."""
+    """Time that a job loses when its machines change, as the policy `bidbrain` assumes."""
 
     lambda_s: Seconds = Field(
-        default=30.0, description="Seconds that all work stops after an eviction (lambda)."
+        default=30.0,
+        description="Time for which all work is assumed to stop after the provider takes a machine"
+        " away, in seconds (lambda).",
     )
     start_s: Seconds | None = Field(
         default=None,
-        description="Seconds that all work stops when machines are added or removed (sigma)."
-        " Optional. If unset, the longest start-up time.",
+        description="Time for which all work is assumed to stop when machines are added or"
+        " removed, in seconds (sigma). Optional. If unset, the longest start-up time of a machine.",
     )
 
 
 class PolicySpec(WrittenPart):
-    """The policy that decides which machines run."""
+    """The policy: the rule that decides which machines a simulated job rents."""
 
-    name: PolicyName = Field(default="static", description="Name of the policy.")
+    name: PolicyName = Field(
+        default="static",
+        description="Policy that decides which machines run. `on-demand`: no spot machines;"
+        " `static`: the DOLL paper's optimum, once; `adaptive`: that optimum again when prices or"
+        " estimates change; `chance`: meets the deadline with `probability`; `pools`: rents a"
+        " number of machines over several spot pools; `bidbrain`: bids for machines that process a"
+        " backlog.",
+    )
     probability: float = Field(
         default=0.95,
         gt=0.5,
         lt=1,
-        description="Probability of meeting the deadline, for the policy chance.",
+        description="Probability of meeting the deadline that a plan must have, for the policy"
+        " `chance`.",
     )
     spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None,
-        description="Number of spot workers (N_s) of the policy static. Optional. If unset, the"
-        " optimum.",
+        description="Number of workers on spot machines (N_s), for the policy `static`. Optional."
+        " If unset, the number with the lowest cost that meets the deadline.",
     )
     spot_up_to: float = Field(
         default=1.0,
         ge=1,
         le=10,
-        description="Maximum number of machines per spot pool, as a multiple of the streams."
-        " Above 1"
-        " it helps only policies that count machines.",
+        description="Maximum number of machines per pool of spot machines, as a multiple of the"
+        " number of workers. Above 1 is useful only for policies that rent spare machines, such as"
+        " `pools`.",
     )
     max_lag_s: Positive | None = Field(
         default=None,
-        description="Longest time in seconds that records may wait for a machine, for the"
-        " policy pools"
-        " with `while_preempted: keep`. Optional. If unset, no limit.",
+        description="Maximum time that records may wait for a machine, in seconds. For the policy"
+        " `pools` with `while_preempted: keep`. Optional. If unset, no limit.",
     )
     bidbrain: SimulatedBidBrainSpec = Field(
         default=SimulatedBidBrainSpec(),
-        description="Cost of changing machines, for the policy bidbrain.",
+        description="Time that a job loses when its machines change, for the policy `bidbrain`.",
     )
 
 
 class LearningSpec(WrittenPart):
-    """Real SGD on a real data set."""
+    """Training of a real model by SGD on a data set in a simulation, to see its loss over time."""
 
     data: str = Field(
-        default="digits", description="Data set: `digits`, or a file that `doll produce` can read."
+        default="digits",
+        description="Data set to train the model on: `digits` (handwritten digits), or a file that"
+        " the command `doll produce` can read; the API accepts only `digits`.",
     )
     hidden: tuple[Count, ...] = Field(
-        default=(32,), description="Widths of the hidden layers. Without any, logistic regression."
+        default=(32,),
+        description="Number of units in each hidden layer of the model. If the list is empty,"
+        " logistic regression.",
     )
-    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Optimizer of the steps.")
-    learning_rate: Positive = Field(default=1e-3, description="Learning rate of a step.")
-    evaluate_every: Count = Field(default=20, description="Number of updates between evaluations.")
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Optimizer of the model.")
+    learning_rate: Positive = Field(
+        default=1e-3, description="Learning rate of the model's optimizer."
+    )
+    evaluate_every: Count = Field(
+        default=20, description="Number of updates of the model from one evaluation to the next."
+    )
 
 
 LIVE_STREAMS = (
@@ -201,63 +242,76 @@ LIVE_STREAMS = (
 
 
 class Experiment(WrittenPart):
-    """One experiment to simulate."""
+    """One job to simulate, with its workers, arriving records, machines and policy."""
 
     name: str = Field(default="experiment", description="Name of the experiment in its results.")
     workers: Count = Field(description="Number of workers, one per stream (N_tot).")
     rates: Positive | UniformRates | tuple[Seconds, ...] | None = Field(
         default=None,
-        description="Records per second that arrive at each worker (lambda_A). Leave unset for a"
-        " backlog.",
+        description="Records per second that arrive at each worker (lambda_A): one number for all,"
+        " one for each worker, or bounds to draw them from. Optional. Leave unset for a backlog.",
     )
     arrivals: ArrivalsSpec = ArrivalsSpec()
-    group_size: Count = Field(description="Number of batches per update (K).")
+    group_size: Count = Field(description="Number of batches per update of the model (K).")
     batch_size: Count = Field(description="Number of records per batch (b).")
-    updates: Count = Field(description="Number of updates to make (J).")
+    updates: Count = Field(description="Number of updates of the model to make (J).")
     deadline_s: Positive | None = Field(
-        default=None, description="Deadline in seconds (theta). Or give `deadline_factor`."
+        default=None,
+        description="Deadline, in seconds after the start of the job (theta). Required unless"
+        " `deadline_factor` is set.",
     )
     deadline_factor: Positive | None = Field(
         default=None,
-        description="Deadline as a multiple of the runtime without preemptions (theta / theta_0).",
+        description="Deadline as a multiple of the job's runtime without preemptions (theta /"
+        " theta_0). Required unless `deadline_s` is set.",
     )
     gradient: GradientSpec = GradientSpec()
     speeds: Positive | UniformSpeeds | tuple[Positive, ...] = Field(
         default=1.0,
-        description="Speed of each worker's gradients, multiplied by the speed of its pool.",
+        description="Speed at which each worker computes gradients, as a multiple of the speed of"
+        " its machine's pool: one number for all, one for each worker, or bounds to draw them"
+        " from. Only for `mode: protocol`.",
     )
     link_s: Seconds = Field(
         default=0.0,
-        description="Seconds that each model and each gradient occupy the link that workers share.",
+        description="Time that each message with the model or a gradient occupies the network link"
+        " that all workers share, in seconds. Only for `mode: protocol`.",
     )
     synchronisation: SynchronisationSpec | None = Field(
         default=None,
-        description="Synchronisation, as in a job file. Optional. If unset, synchronous.",
+        description="Synchronisation between workers, as the block `synchronisation` in a job"
+        " file. Only for `mode: protocol`. Optional. If unset, synchronous.",
     )
     on_preemption: Literal["hold", "reassign"] = Field(
         default="hold",
-        description="With `hold` (as in the paper), the stream of a preempted worker waits; with"
-        " `reassign`, another worker reads it.",
+        description="Rule for the stream of a preempted worker. `hold` (as in the DOLL paper): it"
+        " waits for that worker; `reassign`: another worker reads it.",
     )
     while_preempted: Literal["pause", "keep"] = Field(
         default="pause",
-        description="With `on_preemption: hold`: `keep` if records that arrive while a worker is"
-        " preempted wait in Kafka, `pause` if none arrive.",
+        description="Records that arrive for a worker while it is preempted. `keep`: they wait in"
+        " Kafka; `pause`: none arrive. For `on_preemption: hold`.",
     )
     update_mb: Seconds = Field(
-        default=0.0, description="Megabytes that a machine sends and receives per update."
+        default=0.0,
+        description="Megabytes of weights and gradients that a machine sends and receives per"
+        " update.",
     )
     on_demand: OnDemandSpec
-    spot: tuple[SpotSpec, ...] = Field(min_length=1, description="Pools of spot machines.")
+    spot: tuple[SpotSpec, ...] = Field(
+        min_length=1,
+        description="Pools of spot machines; a pool is machines of one kind at one price.",
+    )
     policy: PolicySpec = PolicySpec()
     mode: Literal["analytic", "protocol"] = Field(
         default="analytic",
-        description="`analytic` simulates only the times of updates, `protocol` all messages.",
+        description="Detail of the simulation: `analytic` simulates only the times of updates,"
+        " `protocol` every message between workers and the coordinator.",
     )
     learning: LearningSpec | None = Field(
         default=None,
-        description="Training of a real model in mode protocol. Optional. If unset, updates only"
-        " take time.",
+        description="Training of a real model in the simulation. Only for `mode: protocol`."
+        " Optional. If unset, no model is trained, and updates only take time.",
     )
 
     @property

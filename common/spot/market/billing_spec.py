@@ -12,39 +12,45 @@ from common.spot.traces.spec import WrittenPart
 
 
 class PreemptedSpec(WrittenPart):
-    """Time that is free if the provider takes a machine back."""
+    """Time of a machine that is not billed if the provider takes the machine away."""
 
     free_within_s: float = Field(
         default=0.0,
         ge=0,
-        description="A preempted machine is free if it ran for less than this, in seconds.",
+        description="A machine that the provider takes away is free if it ran for less than this"
+        " time, in seconds.",
     )
     hour_refunded: bool = Field(
-        default=False, description="True if the last, started hour of a preempted machine is free."
+        default=False,
+        description="True if the last, started hour of a machine is free when the provider takes"
+        " the machine away.",
     )
 
 
 class BillingRules(WrittenPart):
-    """Billing of a pool's machines."""
+    """Billing rules of the machines of a pool (one kind at one price)."""
 
     per: Literal["second", "hour"] = Field(
         default="second",
-        description="Unit of billing. With `hour`, a started hour is paid in full.",
+        description="Unit of billing. With `hour`, each started hour of a machine is paid in full.",
     )
     minimum_s: float = Field(
         default=0.0,
         ge=0,
-        description="Minimum time that is paid, in seconds, unless the machine is preempted.",
+        description="Minimum time of a machine that is billed, in seconds, unless the provider"
+        " takes the machine away.",
     )
     price: Literal["now", "hour_start"] = Field(
         default="now",
-        description="Price of a second: `now`, or that at the start of its hour (`hour_start`).",
+        description="Price that a machine is billed at: `now`, the current price in each second,"
+        " or `hour_start`, the price at the start of each billed hour.",
     )
     preempted: PreemptedSpec = PreemptedSpec()
     hour_s: float = Field(
         default=HOUR_S,
         gt=0,
-        description="Length of a billed hour, in seconds; shorter if prices are replayed faster.",
+        description="Length of a billed hour, in seconds; less than 3600 if recorded prices are"
+        " replayed faster than real time.",
     )
 
     def rules(self) -> Billing:

@@ -22,42 +22,48 @@ Usd = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class SpotPoolAsked(WrittenPart):
-    """One kind of spot machines."""
+    """One pool of spot machines: machines of one kind at one price."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(
-        description="Name of the pool in the plan."
+        description="Name of the pool of spot machines, for the response."
     )
     usd_per_hour: Usd = Field(
         description="Price of one machine of the pool, in US dollars per hour."
     )
     availability: Annotated[float, Field(ge=0, le=1)] = Field(
-        description="Share of the time that a machine of the pool is available, 0 to 1."
+        description="Share of the time that a machine of the pool is available, from 0 to 1."
     )
     cycle_s: Annotated[float, Field(gt=0, le=1e12)] = Field(
         default=1000.0,
-        description="Mean time in seconds between two preemptions of a machine of the pool.",
+        description="Mean time from one preemption of a machine of the pool to its next, in"
+        " seconds.",
     )
     capacity: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = Field(
-        default=None, description="Maximum number of machines. Optional. If unset, no limit."
+        default=None,
+        description="Maximum number of machines of the pool. Optional. If unset, no limit.",
     )
     start_up_s: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        default=0.0, description="Seconds from the order of a machine until its worker works."
+        default=0.0,
+        description="Time from the order of a machine of the pool until its worker computes, in"
+        " seconds.",
     )
     billing: BillingSpec = Field(
-        default=BillingRules(), description="Billing of a machine, as in a market file."
+        default=BillingRules(),
+        description="Billing rules of the pool's machines, or the name of a provider's rules, such"
+        " as `ec2`.",
     )
     past_usd_per_hour: (
         Annotated[list[tuple[Seconds, Usd]], Field(min_length=2, max_length=MOST_PRICES)] | None
     ) = Field(
         default=None,
-        description="Past prices of a machine for the policy bidbrain, as pairs of the time in"
-        " seconds and the price in US dollars per hour from then on. The last time is now."
+        description="Past prices of a machine of the pool, for `policy: bidbrain`: pairs of a time"
+        " in seconds and the price from then on, in US dollars per hour. The last time is now."
         " Optional. If unset, the price has always been `usd_per_hour`.",
     )
     transfer_usd_per_gb: Usd = Field(
         default=0.0,
-        description="Price of traffic between machines and servers, in US dollars per gigabyte;"
-        " `update_mb` is the traffic.",
+        description="Price of network traffic between machines of the pool and servers, in US"
+        " dollars per gigabyte; `update_mb` sets the traffic.",
     )
 
 
@@ -82,18 +88,22 @@ class PlanRequest(WrittenPart):
 
     policy: Literal["bidbrain"] | None = Field(
         default=None,
-        description="`bidbrain` returns the bids of this policy for a backlog, with at most"
-        " `workers` machines. Optional. If unset, the paper's plan.",
+        description="Policy of the plan. `bidbrain` returns the bids of this policy for a backlog,"
+        " with at most `workers` machines. Optional. If unset, the DOLL paper's optimum for a"
+        " deadline.",
     )
     gradient_s: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         default=None,
-        description="Mean seconds per gradient on an on-demand machine, for the policy bidbrain.",
+        description="Mean time to compute the gradient of one batch on an on-demand machine, in"
+        " seconds. For `policy: bidbrain`.",
     )
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None, description="Number of workers (N_tot), all with the same `rate_per_s`."
     )
     rate_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
-        default=None, description="Records per second that arrive at each worker."
+        default=None,
+        description="Rate of records that arrive at each worker, in records per second. Optional."
+        " If unset, `rates_per_s` or `job` determines the rates.",
     )
     rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
         default=None,
@@ -103,65 +113,84 @@ class PlanRequest(WrittenPart):
         default="",
         max_length=200,
         description="Name of a job that supplies unset values: K, b, the remaining updates and"
-        " time, and the rates of its recent arrivals.",
+        " time, and the rates of its recent arrivals. Optional. If unset, the request must contain"
+        " them.",
     )
     group_size: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
-        default=None, description="Number of batches per update (K)."
+        default=None,
+        description="Number of batches per update of the model (K). Optional if `job` is set;"
+        " then, if unset, that job's value.",
     )
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
-        default=None, description="Number of records per batch (b)."
+        default=None,
+        description="Number of records per batch (b). Optional if `job` is set; then, if unset,"
+        " that job's value.",
     )
     updates: Annotated[float, Field(ge=0, le=1e15)] | None = Field(
-        default=None, description="Number of updates left to make (J)."
+        default=None,
+        description="Number of updates of the model that are left to make (J). Optional if `job`"
+        " is set; then, if unset, that job's value.",
     )
     deadline_s: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
-        default=None, description="Seconds left until the deadline."
+        default=None,
+        description="Time left until the deadline, in seconds. Optional if `job` is set; then, if"
+        " unset, that job's value.",
     )
     availability: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="Share of the time that a spot machine is available, 0 to 1.",
+        description="Share of the time that a spot machine is available, from 0 to 1. Required"
+        " unless `pools` is set.",
     )
     spot_usd_per_hour: Usd | None = Field(
-        default=None, description="Price of a spot machine, in US dollars per hour."
+        default=None,
+        description="Price of one spot machine, in US dollars per hour. Required unless `pools` is"
+        " set.",
     )
     on_demand_usd_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
-        default=None, description="Price of an on-demand machine, in US dollars per hour."
+        default=None, description="Price of one on-demand machine, in US dollars per hour."
     )
     cycle_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
         default=None,
-        description="Mean time in seconds between two preemptions of a spot machine. Optional. If"
-        " unset, 1000.",
+        description="Mean time from one preemption of a spot machine to its next, in seconds."
+        " Optional. If unset, 1000.",
     )
     pools: Annotated[list[SpotPoolAsked], Field(min_length=1, max_length=MOST_POOLS)] | None = (
         Field(
             default=None,
-            description="Several pools of spot machines, instead of `availability`, `cycle_s` and"
-            " `spot_usd_per_hour`. The cheapest pool is the plan.",
+            description="Several pools of spot machines (each of one kind at one price), instead of"
+            " `availability`, `cycle_s` and `spot_usd_per_hour`. The plan uses the cheapest pool."
+            " Optional.",
         )
     )
     seen: bool = Field(
         default=False,
-        description="True to replace `availability` and `cycle_s` of each pool with what the job's"
-        " provisioner has observed. Needs `job`.",
+        description="True to replace `availability` and `cycle_s` of each pool with the values"
+        " that were measured on the machines of `job`, which must be set.",
     )
     update_mb: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
-        description="Megabytes that a machine sends and receives per update, for pools with a"
-        " `transfer_usd_per_gb`. Optional. If unset, the value of the job, else what its workers"
-        " measured, else 0.",
+        description="Megabytes of weights and gradients that a machine sends and receives per"
+        " update, for pools with a `transfer_usd_per_gb`. Optional. If unset, the mean that the"
+        " workers of `job` measured, or 0.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
-        description="Probability of meeting the deadline. Optional. If unset, on average.",
+        description="Probability of meeting the deadline that the plan must have. Optional. If"
+        " unset, the plan meets the deadline on average.",
     )
     spot: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = Field(
-        default=None, description="Evaluate this number of spot workers instead of planning."
+        default=None,
+        description="Number of workers on spot machines (N_s) to evaluate. Optional. If unset, the"
+        " plan chooses the number.",
     )
-    list_workers: bool = Field(default=False, description="True to list the spot workers.")
+    list_workers: bool = Field(
+        default=False,
+        description="True to list the indexes of the workers that run on spot machines.",
+    )
     curve: int = Field(
         default=0,
         ge=0,
         le=MOST_POINTS,
-        description="Approximate number of points in the curve of cost and runtime by the number of"
-        " spot workers. 0 returns no curve.",
+        description="Approximate number of points in the response's curve of cost and runtime by"
+        " the number of workers on spot machines. 0 returns no curve.",
     )

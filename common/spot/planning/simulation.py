@@ -45,7 +45,7 @@ REPORT = msgspec.json.Decoder(Report)
 
 
 class SimulateRequest(WrittenPart):
-    """An experiment and the number of its runs."""
+    """An experiment to simulate, the number of its runs, and the policies to compare."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -72,13 +72,19 @@ class SimulateRequest(WrittenPart):
         int, Field(ge=1, le=100_000, description="Number of simulated runs per policy.")
     ] = 12
     seed: Annotated[
-        int, Field(ge=0, lt=2**63, description="Seed for rates, arrivals, prices and preemptions.")
+        int,
+        Field(
+            ge=0,
+            lt=2**63,
+            description="Seed of the random numbers for rates, arrivals, prices and preemptions.",
+        ),
     ] = 0
     policies: Annotated[
         tuple[PolicyName, ...],
         Field(
             max_length=16,
-            description="Policies to compare. Optional. If unset, that of the experiment.",
+            description="Policies (rules that decide which machines to rent) to compare. Optional."
+            " If unset, only the policy that the experiment names.",
         ),
     ] = ()
 

@@ -39,24 +39,28 @@ class WrittenPart(BaseModel):
 
 
 class TraceSpec(WrittenPart):
-    """A file of recorded prices, availability or arrivals."""
+    """A file of recorded prices, availability or arrivals, to replay."""
 
-    file: str = Field(description="Path of the recording, relative to the file that names it.")
+    file: str = Field(
+        description="Path of the recording, relative to the file that contains this setting."
+    )
     series: dict[str, str] = Field(
         default={},
-        description="Selects rows by a value for each column. Optional. If unset, the file"
-        " must have"
-        " only one series.",
+        description="Selects rows of the recording: for each column, the value that its rows must"
+        " have. Optional. If unset, the file must have only one series.",
     )
     column: str = Field(
         default="",
-        description="Column with the values. Optional. If unset, the file must have only one.",
+        description="Column of the recording that contains the values. Optional. If unset, the"
+        " file must have only one.",
     )
     speed: Positive = Field(
         default=1.0,
-        description="Speed of the replay; 1 is real time. The paper replays prices at 2000.",
+        description="Speed at which the recording is replayed, as a multiple of real time. The"
+        " DOLL paper replays prices at 2000.",
     )
     start_s: Seconds | None = Field(
         default=None,
-        description="Start of the replay in the recording, in seconds. Optional. If unset, random.",
+        description="Time in the recording at which the replay starts, in seconds. Optional. If"
+        " unset, random.",
     )

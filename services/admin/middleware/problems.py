@@ -74,7 +74,7 @@ _MEANINGS = {
 
 
 class FieldProblem(Answer):
-    """Problem with one field."""
+    """Problem with one field of a request."""
 
     field: str = Field(
         description="Path of the field in the request.", examples=["body.group_size"]
@@ -85,7 +85,8 @@ class FieldProblem(Answer):
     line: int | None = Field(
         default=None,
         ge=1,
-        description="Line of the field in a job file that was sent as YAML; otherwise absent.",
+        description="Line of the field in a job file that was sent as YAML; absent in other"
+        " responses.",
     )
 
 
@@ -102,13 +103,14 @@ class Problem(Answer, json_schema_extra={"example": _EXAMPLE}):
     """Reason why a request was not fulfilled."""
 
     type: str = Field(default="about:blank", description="Always `about:blank` (RFC 9457).")
-    title: str = Field(description="Name of the HTTP status.")
-    status: int = Field(ge=400, le=599, description="HTTP status code.")
+    title: str = Field(description="Name of the HTTP status of the response, such as `Not Found`.")
+    status: int = Field(ge=400, le=599, description="HTTP status code of the response.")
     detail: str = Field(description="What went wrong, and what to do about it; a text for people.")
     instance: str = Field(description="URL path of the request.")
     errors: tuple[FieldProblem, ...] | None = Field(
         default=None,
-        description="Problem of each invalid field; only in responses with status 422.",
+        description="Problem of each invalid field of the request; absent unless the status is"
+        " 422.",
     )
 
 

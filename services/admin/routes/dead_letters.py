@@ -22,13 +22,17 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
 _NEWEST = 5
 
 
-@router.get("/dead-letters", responses=documented(404, 502))
+@router.get(
+    "/dead-letters",
+    responses=documented(404, 502),
+    response_description="The numbers of records that the job could not use, by stream and reason.",
+)
 async def list_dead_letters(
     service: Answering, job: JobName, limit: Limit = 100
 ) -> DeadLettersPage:
-    """Count the records that this job could not use, by stream and reason.
+    """Count the records that a job could not use, by stream and reason.
 
-    For each reason, the newest records are listed with their addresses.
+    For each reason, the newest records are listed by partition and offset.
     """
     record = service.job(job)
     return await service.histories.run(

@@ -154,8 +154,8 @@ async def stream_events(
         Header(
             max_length=100,
             description="Optional. Id of the last event that the client received. The stream"
-            " continues with the next event. If unset, or if that event is no longer in memory, the"
-            " stream begins with a `job` event.",
+            " continues with the next event. If unset, or if the service no longer has the next"
+            " event, the stream begins with a `job` event.",
             examples=["5f0c9a1be0a7c3d2-411"],
         ),
     ] = "",

@@ -19,7 +19,7 @@ router = APIRouter(tags=["health"])
 
 
 class Health(Answer):
-    """Health of this process."""
+    """Health of the process that answered the request."""
 
     ok: bool = Field(
         description="Always true: a process that cannot serve requests does not respond.",
@@ -48,7 +48,10 @@ _NOT_READY = NotReady.model_json_schema(ref_template="#/components/schemas/{mode
 _NOT_READY.pop("$defs")
 
 
-@router.get("/healthz")
+@router.get(
+    "/healthz",
+    response_description="The process is running.",
+)
 async def get_health() -> Health:
     """Report that the process is running. Needs no API key."""
     return Health(ok=True)
@@ -63,6 +66,7 @@ async def get_health() -> Health:
             "content": {MEDIA_TYPE: {"schema": _NOT_READY}},
         },
     },
+    response_description="All servers that DOLL depends on are available.",
 )
 async def get_readiness(service: Answering, request: Request) -> Readiness | Response:
     """Report the health of Kafka, Redis, object storage and the schema registry.
@@ -92,7 +96,8 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     dependencies=[VIEWER],
+    response_description="Metrics of the process that answers, in the text format of Prometheus.",
 )
 async def get_metrics(service: Answering) -> Response:
-    """Return the metrics of this process, in the text format of Prometheus."""
+    """Return the metrics of the process that answers, in the text format of Prometheus."""
     return Response(service.metrics.exposed(), media_type=EXPOSITION)

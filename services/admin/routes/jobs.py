@@ -77,8 +77,9 @@ class JobPatch(TypedDict, total=False):
     wanted: Annotated[
         Wanted,
         Field(
-            description="Optional. Desired state of the job. `running` resumes a paused, held or"
-            " stopped job where it ended. If unset, the state stays the same.",
+            description="Optional. Desired state of the job. `running` resumes a job that is"
+            " paused, stopped, or held (stopped by DOLL until a person decides) where it ended. If"
+            " unset, the state stays the same.",
             examples=["paused"],
         ),
     ]
@@ -93,27 +94,29 @@ class JobPatch(TypedDict, total=False):
     after_loss: Annotated[
         bool,
         Field(
-            description="Optional. Only with `wanted: running`. Accept a loss of data: if the job"
-            " is held because Kafka lost records, it continues from the best snapshot that its own"
-            " topics still cover, and reads each stream from where records are missing. If the job"
-            " waits for a missing checkpoint, it continues from the newest one that exists.",
+            description="Optional. Only with `wanted: running`. True to accept a loss of data: if"
+            " the job is held because Kafka lost records, it continues from the newest snapshot"
+            " for which its own topics are still complete, and reads each stream from where"
+            " records are missing. If the job waits for a missing checkpoint, it continues from"
+            " the newest checkpoint that exists.",
             examples=[False],
         ),
     ]
     from_start: Annotated[
         bool,
         Field(
-            description="Optional. Only with `after_loss`. Permit the job to start again from"
-            " version 0 of the model, if no snapshot and no checkpoint is left.",
+            description="Optional. Only with `after_loss`. True to permit the job to start again"
+            " from the first version of its model, if no snapshot and no checkpoint is left.",
             examples=[False],
         ),
     ]
     read_from: Annotated[
         Literal["earliest", "latest"],
         Field(
-            description="Optional. Only with `after_loss`. Where to start in streams whose topics"
-            " were deleted and created again: `earliest` for their first record, `latest` for"
-            " records that arrive from now on. If unset, a job with such a stream is held again.",
+            description="Optional. Only with `after_loss`. Where to start in streams whose Kafka"
+            " topics were deleted and created again: `earliest` for their first record, `latest`"
+            " for records that arrive from now on. If unset, a job with such a stream is held"
+            " again until a person decides.",
             examples=["earliest"],
         ),
     ]
@@ -132,9 +135,9 @@ class JobPatch(TypedDict, total=False):
         Field(
             ge=1,
             le=_MOST,
-            description="Optional. Number of batches per update (K). With `reduction: mean` and the"
-            " optimizer `sgd` or `momentum`, the learning rate changes in proportion, unless"
-            " `learning_rate` is set, too. If unset, K stays the same.",
+            description="Optional. Number of batches per update of the model (K). With `reduction:"
+            " mean` and the optimizer `sgd` or `momentum`, the learning rate changes in"
+            " proportion, unless `learning_rate` is set, too. If unset, K stays the same.",
             examples=[20],
         ),
     ]
@@ -152,41 +155,45 @@ class JobPatch(TypedDict, total=False):
         Field(
             gt=0,
             le=1e6,
-            description="Optional. Learning rate of the optimizer. If unset, the rate stays the"
-            " same, or follows a change of `group_size`.",
+            description="Optional. Learning rate of the job's optimizer. If unset, the rate stays"
+            " the same, or changes in proportion to `group_size`.",
             examples=[0.001],
         ),
     ]
     synchronisation: Annotated[
         SynchronisationSpec | None,
         Field(
-            description="Optional. Block `synchronisation` of the job file, which replaces the"
-            " job's entire block; null restores the default. If unset, the block stays the same.",
+            description="Optional. Block `synchronisation` of the job file (whether workers wait"
+            " for each other), which replaces the job's entire block; null restores the default."
+            " If unset, the block stays the same.",
             examples=[{"mode": "stale"}],
         ),
     ]
     compression: Annotated[
         CompressionSpec | None,
         Field(
-            description="Optional. Block `compression` of the job file, which replaces the job's"
-            " entire block; null removes it. If unset, the block stays the same.",
+            description="Optional. Block `compression` of the job file (which changes of the model"
+            " are sent to workers), which replaces the job's entire block; null removes it. If"
+            " unset, the block stays the same.",
             examples=[{"significance": 1.5}],
         ),
     ]
     tuner: Annotated[
         TunerSpec | None,
         Field(
-            description="Optional. Block `tuner` of the job file, which replaces the job's entire"
-            " block; null removes it. If unset, the block stays the same.",
+            description="Optional. Block `tuner` of the job file (settings that DOLL tunes), which"
+            " replaces the job's entire block; null removes it. If unset, the block stays the"
+            " same.",
             examples=[{"group_size": [2, 24]}],
         ),
     ]
     aggregation: Annotated[
         AggregationSpec | None,
         Field(
-            description="Optional. Block `aggregation` of the job file, which replaces the job's"
-            " entire block; null restores the default. The change takes effect after the newest"
-            " version of the model is in object storage. If unset, the block stays the same.",
+            description="Optional. Block `aggregation` of the job file (where gradients are summed"
+            " and weights are held), which replaces the job's entire block; null restores the"
+            " default. The change takes effect after the newest version of the model is in object"
+            " storage. If unset, the block stays the same.",
             examples=[{"mode": "group"}],
         ),
     ]
@@ -195,9 +202,9 @@ class JobPatch(TypedDict, total=False):
         Field(
             ge=0,
             le=_MOST,
-            description="Optional. Revision of the job's settings that the caller has seen. If the"
-            " job is at another revision, the change is refused with 409. If unset, any revision is"
-            " accepted.",
+            description="Optional. Revision of the job's settings (number of earlier changes) that"
+            " the caller has seen. If the job is at another revision, the change is refused with"
+            " 409. If unset, any revision is accepted.",
             examples=[0],
         ),
     ]
@@ -211,8 +218,14 @@ class JobPatch(TypedDict, total=False):
     openapi_extra={"requestBody": {"content": {YAML_TYPE: {"schema": {"type": "string"}}}}},
     responses={
         **documented(404, 409, 502, 504),
-        201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+        201: {
+            "headers": {
+                "Location": {"schema": {"type": "string"}, "description": "URL path of the job."}
+            }
+        },
     },
+    response_description="The job was submitted, or an earlier request with the same"
+    " `Idempotency-Key` had submitted it. The header `Location` contains its URL path.",
 )
 async def create_job(
     service: Answering,
@@ -223,9 +236,10 @@ async def create_job(
         Header(
             min_length=1,
             max_length=200,
-            description="Optional. Identifies the request, so that it can be repeated: the same key"
-            " with the same job returns the job that was created first, from any replica; the same"
-            " key with another job is refused with 422. Keys of different callers are independent.",
+            description="Optional. Any text that identifies the request, so that it can be"
+            " repeated: the same key with the same job returns the job that was created first; the"
+            " same key with another job is refused with 422. Keys of different callers are"
+            " independent.",
             examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
         ),
     ] = None,
@@ -234,9 +248,9 @@ async def create_job(
         Query(
             alias="from",
             max_length=200,
-            description="Optional. Checkpoint of another job to start from: the job's name, or"
-            " JOB@VERSION, where VERSION is a number, `newest` or `best`. If unset, the job starts"
-            " from initial weights.",
+            description="Optional. Checkpoint of another job to start from: the other job's name,"
+            " or JOB@VERSION, where VERSION is the number of a version of its model, `newest` or"
+            " `best` (lowest loss). If unset, the job starts from initial weights.",
             examples=["letters@best"],
         ),
     ] = "",
@@ -251,8 +265,8 @@ async def create_job(
 ) -> Response:
     """Submit a job as JSON or as a job file in YAML.
 
-    The job is checked before the response is sent. The check builds the job's task, which takes up
-    to 60 s.
+    The job is checked before the response is sent. The check builds the job's task (model, loss and
+    metrics), which takes up to 60 s.
     """
     # Invalid options are refused before the request waits for its turn.
     check_options(spec)
@@ -289,26 +303,28 @@ class ListQuery(BaseModel):
 
     wanted: Wanted | None = Field(
         default=None,
-        description="Optional. List only jobs with this desired state.",
+        description="Optional. List only jobs with this desired state. If unset, jobs with any"
+        " desired state.",
         examples=["running"],
     )
     state: Word | None = Field(
         default=None,
-        description="Optional. List only jobs that are in this state.",
+        description="Optional. List only jobs that are in this state. If unset, jobs in any state.",
         examples=["held"],
     )
     text: str = Field(
         default="",
         max_length=100,
-        description="Optional. List only jobs that have this text in their name, state, task or the"
-        " name of a stream. Upper and lower case are the same.",
+        description="Optional. List only jobs that have this text, in upper or lower case, in"
+        " their name, state, task or the name of a stream. If unset, all jobs.",
         examples=["clinic"],
     )
     sort: str = Field(
         default="id",
         pattern=f"^-?(id|state|{'|'.join(NUMBERS)})$",
-        description="Field to sort by, then by name; with a leading minus, in descending order."
-        " `state` lists held jobs first. Jobs without a value come last.",
+        description="Field to sort jobs by; jobs with the same value are sorted by name. A leading"
+        " minus sorts in descending order. `state` lists jobs that wait for a person (held) first."
+        " Jobs without a value come last.",
         examples=["-lag"],
     )
     limit: Annotated[
@@ -317,13 +333,17 @@ class ListQuery(BaseModel):
     after: str = Field(
         default="",
         max_length=100,
-        description="Optional. List only jobs after the job of this name; `next` of the previous"
-        " page. If unset, the first page.",
+        description="Optional. List only jobs after the job of this name: the value of `next` on"
+        " the previous page. If unset, the first page is listed.",
         examples=["digits"],
     )
 
 
-@router.get("", response_model=JobList)
+@router.get(
+    "",
+    response_model=JobList,
+    response_description="One page of the list of jobs that match the request.",
+)
 async def list_jobs(
     request: Request, service: Answering, asked: Annotated[ListQuery, Query()]
 ) -> Response:
@@ -373,14 +393,24 @@ async def list_jobs(
     return Response(body, media_type="application/json")
 
 
-@router.get("/{job}", response_model=JobAnswer, responses=documented(404))
+@router.get(
+    "/{job}",
+    response_model=JobAnswer,
+    responses=documented(404),
+    response_description="The job with its job file, state and progress.",
+)
 async def get_job(service: Answering, job: JobName) -> Response:
     """Show a job and its progress."""
     follower = await service.followers.ready(job)
     return Response(follower.job_json(service.job(job)), media_type="application/json")
 
 
-@router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502, 504))
+@router.patch(
+    "/{job}",
+    response_model=JobAnswer,
+    responses=documented(404, 409, 502, 504),
+    response_description="The job after the change.",
+)
 async def change_job(
     service: Answering,
     caller: Operator,
@@ -389,7 +419,7 @@ async def change_job(
 ) -> Response:
     """Pause, resume or stop a job, or change its settings.
 
-    New settings apply from the next update on.
+    New settings apply from the next update of the model on.
     """
     fields = cast("dict[str, Any]", patch)
     changed = {name: plain(fields.pop(name)) for name in CHANGEABLE if name in fields}
@@ -408,7 +438,14 @@ async def change_job(
 @router.delete(
     "/{job}",
     status_code=204,
-    responses={**documented(404, 409, 502, 504), 200: {"model": RemainsAnswer}},
+    responses={
+        **documented(404, 409, 502, 504),
+        200: {
+            "model": RemainsAnswer,
+            "description": "With `purge`: the topics and files of the job that were removed.",
+        },
+    },
+    response_description="The job was deleted.",
 )
 async def delete_job(
     service: Answering,
@@ -419,13 +456,17 @@ async def delete_job(
         bool,
         Query(
             alias="purge",
-            description="Optional. True to also remove the job's topics, keys and files and to make"
-            " its name available again. Works for a job that was already deleted, too, and can be"
-            " repeated. The response is then 200 and lists what was removed.",
+            description="Optional. True to also remove the job's Kafka topics, Redis keys and"
+            " files and to make its name available again. This also works for a job that was"
+            " already deleted, and can be repeated. The response is then 200 and lists what was"
+            " removed.",
         ),
     ] = False,
 ) -> Response:
-    """Delete a stopped job. Its history and files are kept unless `purge` is set."""
+    """Delete a stopped job.
+
+    Its history and files are kept unless `purge` is set.
+    """
     if not purges:
         await service.write(caller, lambda jobs: jobs.delete(job))
         return Response(status_code=204)
@@ -435,13 +476,21 @@ async def delete_job(
     return Response(removed.model_dump_json(), media_type="application/json")
 
 
-@router.get("/{job}/remains", responses=documented(404, 409, 502))
+@router.get(
+    "/{job}/remains",
+    responses=documented(404, 409, 502),
+    response_description="The topics and files that a purge of the job would remove.",
+)
 async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
     """List the topics and files that a purge of a stopped or deleted job would remove."""
     return remains_answer(await service.apart(None, lambda jobs: jobs.remains(job)))
 
 
-@router.get("/{job}/updates", responses=documented(404))
+@router.get(
+    "/{job}/updates",
+    responses=documented(404),
+    response_description="One page of the list of the job's updates.",
+)
 async def list_updates(
     service: Answering,
     job: JobName,
@@ -450,8 +499,8 @@ async def list_updates(
         Query(
             ge=0,
             le=_MOST_VERSIONS,
-            description="Optional. List only updates with a higher version than this; `next` of the"
-            " previous page. If unset, the first page.",
+            description="Optional. List only updates that made a higher version of the model than"
+            " this: the value of `next` on the previous page. If unset, the first page is listed.",
             examples=[400],
         ),
     ] = 0,
@@ -460,13 +509,20 @@ async def list_updates(
         Query(ge=1, le=1000, description="Maximum number of updates to return.", examples=[100]),
     ] = 100,
 ) -> UpdatesPage:
-    """List a job's updates by version, without those that a new leader rolled back."""
+    """List a job's updates by version of the model.
+
+    Updates that were rolled back when another coordinator took over the job are not listed.
+    """
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return updates_page(view.job, after, limit)
 
 
-@router.get("/{job}/workers", responses=documented(404))
+@router.get(
+    "/{job}/workers",
+    responses=documented(404),
+    response_description="The workers of the job.",
+)
 async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
     """List a job's workers by name.
 
@@ -477,15 +533,24 @@ async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
         return workers_answer(view.job, view.ledger, service.clock())
 
 
-@router.get("/{job}/streams", responses=documented(404))
+@router.get(
+    "/{job}/streams",
+    responses=documented(404),
+    response_description="The data streams of the job.",
+)
 async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
-    """List a job's data streams with arrival rate, lag and dead letters."""
+    """List a job's data streams with arrival rate, lag and number of unusable records."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return StreamsAnswer.model_validate({"streams": view.job.streams()})
 
 
-@router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
+@router.get(
+    "/{job}/curves",
+    responses=documented(404),
+    response_model=CurvesAnswer,
+    response_description="The history of the job as curves.",
+)
 async def get_curves(service: Answering, job: JobName) -> Response:
     """Show a job's history as curves of about 2,000 points, no matter how long it has run."""
     follower = await service.followers.ready(job)

@@ -13,11 +13,11 @@ router = APIRouter(prefix="/v1/me", tags=["health"])
 
 
 class Me(Answer):
-    """Caller of the request."""
+    """Caller of the request: an API key, or a person who signed in."""
 
     name: str = Field(
-        description="Name of the API key; for a person who signed in, `oidc:` and the person's"
-        " name.",
+        description="Name of the caller's API key; for a person who signed in, `oidc:` and the"
+        " person's name.",
         examples=["laptop"],
     )
     role: Role = Field(
@@ -26,7 +26,10 @@ class Me(Answer):
     )
 
 
-@router.get("")
+@router.get(
+    "",
+    response_description="The caller's name and role.",
+)
 async def get_caller(caller: Viewer) -> Me:
     """Show the caller's name and role."""
     return Me(name=caller.name, role=caller.role)

@@ -37,12 +37,20 @@ T = TypeVar("T")
 router = APIRouter(prefix="/v1/jobs/{job}/model", tags=["jobs"])
 
 _KIND = "application/octet-stream"
+_EPOCH = (
+    "Epoch of the job's leader (a coordinator) that made this version of the model. Each new leader"
+    " has a higher epoch than all leaders before it. -1 for the initial weights."
+)
 _HEADERS = {
     name: {"schema": {"type": kind}, "description": description}
     for name, kind, description in (
         ("ETag", "string", "Entity tag of the model file, for `If-None-Match`."),
-        ("Doll-Epoch", "integer", "Epoch of the leader that made this version of the model."),
-        ("Doll-Version", "integer", "Version of the model (J): number of updates in it."),
+        ("Doll-Epoch", "integer", _EPOCH),
+        (
+            "Doll-Version",
+            "integer",
+            "Version of the model (J): number of updates that it contains.",
+        ),
     )
 }
 _ANSWERS: Responses = {
@@ -58,6 +66,9 @@ _ANSWERS: Responses = {
     },
     **documented(404, 502),
 }
+_HEAD_ANSWERS: Responses = _ANSWERS | {
+    200: _ANSWERS[200] | {"description": "The model exists. Its weights are not sent."},
+}
 
 _log = event_logger(__name__)
 
@@ -67,8 +78,8 @@ _Version: TypeAlias = Annotated[
     Query(
         max_length=15,
         json_schema_extra={"pattern": "^(newest|best|[0-9]{1,15})$"},
-        description="Version of the model: its number (J), `newest`, or `best`, the kept version"
-        " with the lowest mean loss over its last updates.",
+        description="Version of the model: its number (J), `newest`, or `best`, the downloadable"
+        " version with the lowest mean loss over its last updates.",
         examples=["best"],
     ),
 ]
@@ -77,7 +88,8 @@ _IfNoneMatch: TypeAlias = Annotated[
     Header(
         max_length=1000,
         description="Optional. Entity tags of models that the client already has. If the selected"
-        " model is one of them, the response is 304 without a body.",
+        " model is one of them, the response is 304 without a body. If unset, the model is always"
+        " sent.",
         examples=['"12-400-0123456789abcdef"'],
     ),
 ]
@@ -92,8 +104,8 @@ async def get_model(
 ) -> Response:
     """Download a model's weights as a safetensors file.
 
-    The file's metadata describes the model. Versions that a new leader rolled back are not
-    available.
+    The file's metadata describes the model. Versions that were rolled back when another coordinator
+    took over the job are not available.
     """
     record, selector = service.job(job), parse_version(version)
     if if_none_match is not None:
@@ -107,22 +119,26 @@ async def get_model(
     return Response(data, headers=_headers(record, found.kept), media_type=_KIND)
 
 
-@router.head("", response_class=Response, responses=_ANSWERS)
+@router.head("", response_class=Response, responses=_HEAD_ANSWERS)
 async def head_model(
     service: Answering,
     job: JobName,
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Return the headers of a model without its weights."""
+    """Return the headers of a download of a job's model, without the weights."""
     return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
-@router.get("/versions", responses=documented(404, 502))
+@router.get(
+    "/versions",
+    responses=documented(404, 502),
+    response_description="The versions of the model that can be downloaded.",
+)
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
     """List the versions of the model whose weights are kept and can be downloaded.
 
-    Versions that a new leader rolled back are not listed.
+    Versions that were rolled back when another coordinator took over the job are not listed.
     """
     record = service.job(job)
     found = await service.models.run(partial(_ask, service, job, partial(all_kept, record.id)))

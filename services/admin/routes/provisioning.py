@@ -30,21 +30,26 @@ MOST_RATES = 10_000
 
 
 class PlanBody(PlanRequest):
-    """Work of a job, its workers, and prices of machines."""
+    """Work of a job, its workers, and prices of machines, to find the cheapest machines for it."""
 
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None,
-        description="Optional. Number of workers (N_tot), all with the same `rate_per_s`. If unset,"
-        " `rates_per_s` or `job` says how many there are.",
+        description="Optional. Number of workers (N_tot), each with the arrival rate `rate_per_s`."
+        " If unset, `rates_per_s` or `job` determines the number.",
     )
     rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_RATES)] | None = Field(
         default=None,
-        description="Optional. Records per second of each worker, instead of `workers` and"
-        " `rate_per_s`.",
+        description="Optional. Records per second that arrive at each worker, instead of `workers`"
+        " and `rate_per_s`. If unset, `rate_per_s` or `job` determines the rates.",
     )
 
 
-@router.post("/provisioning/plan", response_model=PlanAnswer, responses=documented(404, 502))
+@router.post(
+    "/provisioning/plan",
+    response_model=PlanAnswer,
+    responses=documented(404, 502),
+    response_description="The plan, or the reason why the deadline cannot be met.",
+)
 async def plan_workers(
     service: Answering, asked: Annotated[PlanBody, strictly(PlanBody), Body()]
 ) -> Response:
@@ -64,15 +69,19 @@ async def plan_workers(
     return Response(body, media_type="application/json")
 
 
-@router.post("/provisioning/simulate")
+@router.post(
+    "/provisioning/simulate",
+    response_description="The results of the simulation, by policy.",
+)
 async def simulate_policies(
     service: Answering,
     asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
 ) -> Response:
     """Simulate a job on preemptible machines with each policy.
 
-    The result has each policy's cost, runtime and share of deadlines met. All policies face the
-    same rates, prices and preemptions; the same seed gives the same result.
+    A policy is a rule that decides which machines to rent. The result has each policy's cost,
+    runtime and share of deadlines met. All policies face the same rates, prices and preemptions;
+    the same seed gives the same result.
     """
     check_size(asked)
     check_files(asked)
@@ -80,32 +89,49 @@ async def simulate_policies(
     return Response(results, media_type="application/json")
 
 
-@router.get("/provisioning/prices", responses=documented(404, 502))
+@router.get(
+    "/provisioning/prices",
+    responses=documented(404, 502),
+    response_description="The current price of each kind of machine.",
+)
 async def list_prices(service: Answering) -> PricesAnswer:
-    """List current prices of the machines in each pool of the market, a few seconds old at most."""
+    """List current prices of machines that can be rented, a few seconds old at most.
+
+    The list has one price for each pool (machines of one kind at one price).
+    """
     return await service.prices.now()
 
 
 class ReplanBody(BaseModel, frozen=True, extra="forbid"):
-    """Reason for a new plan."""
+    """Request for a new plan of a job's machines."""
 
     reason: str = Field(
         default="",
         max_length=500,
-        description="Optional. Reason for the request, for the job's history.",
+        description="Optional. Reason for the request for a new plan, for the job's history.",
         examples=["the deadline moved"],
     )
 
 
-@router.get("/jobs/{job}/provisioning", responses=documented(404))
+@router.get(
+    "/jobs/{job}/provisioning",
+    responses=documented(404),
+    response_description="The plans for the job's rented machines, and their cost.",
+)
 async def get_provisioning(
     service: Answering,
     job: JobName,
     limit: Annotated[
-        int, Query(ge=1, le=100, description="Maximum number of plans in `plans`.", examples=[20])
+        int,
+        Query(
+            ge=1,
+            le=100,
+            description="Maximum number of plans of the job's machines to return in `plans`.",
+            examples=[20],
+        ),
     ] = 20,
 ) -> ProvisioningAnswer:
-    """Show a job's current plan and its reason, earlier plans, estimates, and the cost so far."""
+    """Show a job's plan for its rented machines, earlier plans, estimates, and the cost so far."""
     spec = service.job(job).spec
     if spec.provisioning is None or spec.policy is None:
         raise NotFoundError(not_provisioned(job))
@@ -119,6 +145,8 @@ async def get_provisioning(
     "/jobs/{job}/provisioning/replan",
     status_code=202,
     responses=documented(404, 409, 502),
+    response_description="The request was accepted. The new plan appears later as a `plan` event"
+    " and in the list of plans.",
 )
 async def replan_job(
     service: Answering,
@@ -126,9 +154,9 @@ async def replan_job(
     job: JobName,
     asked: Annotated[ReplanBody | None, strictly(ReplanBody | None), Body()] = None,
 ) -> ReplanAnswer:
-    """Request a new plan for a job's machines.
+    """Request a new plan for a job's rented machines.
 
-    The policy's decision appears later as a `plan` event and in the list of plans.
+    The decision appears later as a `plan` event and in the list of plans.
     """
     record = service.job(job)
     follower = await service.followers.ready(job)

@@ -22,7 +22,7 @@ _MOST_BATCHES = 10_000
 
 
 class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Batches to requeue."""
+    """Quarantined batches to train the model on after all."""
 
     batches: (
         Annotated[
@@ -31,13 +31,17 @@ class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
         ]
         | Literal["all"]
     ) = Field(
-        description="Numbers of the batches, from the list of quarantined batches; or `all` for"
-        " every batch that can be requeued.",
+        description="Numbers of the batches to requeue, from the list of quarantined batches; or"
+        " `all` for every batch that can be requeued.",
         examples=["all", [1042]],
     )
 
 
-@router.get("/quarantine", responses=documented(404, 409, 502))
+@router.get(
+    "/quarantine",
+    responses=documented(404, 409, 502),
+    response_description="One page of the list of the job's quarantined batches.",
+)
 async def list_quarantine(
     service: Answering,
     job: JobName,
@@ -46,16 +50,16 @@ async def list_quarantine(
         Query(
             ge=-1,
             le=_MOST_OFFSET,
-            description="Optional. List only batches with a higher number than this; `next` of the"
-            " previous page. If unset, the first page.",
+            description="Optional. List only batches with a higher number than this: the value of"
+            " `next` on the previous page. If unset, the first page is listed.",
             examples=[1042],
         ),
     ] = -1,
     limit: Limit = 100,
 ) -> QuarantineAnswer:
-    """List a job's quarantined batches, oldest first.
+    """List a job's quarantined batches, which were given up without training, oldest first.
 
-    Each has the reason for its quarantine, and why it cannot be requeued if that is so.
+    Each has the reason for its quarantine, and if it cannot be requeued, the reason for that.
     """
     record = service.job(job)
     found = await service.histories.run(lambda: Quarantine(service.log(), record.id).listed())
@@ -64,7 +68,11 @@ async def list_quarantine(
     return QuarantineAnswer(batches=tuple(page[:limit]), next=last)
 
 
-@router.post("/requeue", responses=documented(404, 409, 502))
+@router.post(
+    "/requeue",
+    responses=documented(404, 409, 502),
+    response_description="The outcome for each batch of the request.",
+)
 async def requeue_batches(
     service: Answering,
     caller: Operator,

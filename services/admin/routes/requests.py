@@ -31,7 +31,10 @@ JobName: TypeAlias = Annotated[
     ),
 ]
 Limit: TypeAlias = Annotated[
-    int, Query(ge=1, le=500, description="Maximum number of entries to return.", examples=[100])
+    int,
+    Query(
+        ge=1, le=500, description="Maximum number of entries of the list to return.", examples=[100]
+    ),
 ]
 
 JOB: Final[dict[str, Any]] = {
