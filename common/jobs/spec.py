@@ -448,8 +448,7 @@ class OptimizerSpec(SpecPart):
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
     """Name of the optimizer: `ftrl` is FTRL-Proximal (McMahan et al. 2013), and the others are
-    PyTorch's. The optimizer `momentum` is `sgd` with 0.9 as the default of the option
-    `momentum`."""
+    PyTorch's. The optimizer `momentum` is `sgd`, but its option `momentum` is 0.9 if unset."""
     learning_rate: Positive
     """Learning rate of the optimizer; for `ftrl`, the parameter alpha."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -575,10 +574,10 @@ class ProvisioningSpec(SpecPart):
     the cheapest mix of spot and on-demand machines that meets the deadline on average, chosen once;
     `adaptive`: this mix, chosen again when prices, availability or progress change; `chance`: a
     mix, chosen once, that meets the deadline with `probability`; `pools`: spot machines of several
-    kinds, and on-demand machines when time gets short; `bidbrain`: bids for spot machines that
-    process a backlog most cheaply, without regard to the deadline (Proteus, Harlap et al. 2017).
-    Optional. If unset, `adaptive` with `on_preemption: hold`, and `pools` with `on_preemption:
-    reassign`."""
+    kinds, and on-demand machines when time gets short; `bidbrain`: bids for the spot machines that
+    process a backlog at the lowest cost, without regard to the deadline (Proteus, Harlap et al.
+    2017). Optional. If unset, `adaptive` with `on_preemption: hold`, and `pools` with
+    `on_preemption: reassign`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
     """Minimum probability, above 0.5, with which the rented machines must meet the deadline. For
     `policy: chance`."""
@@ -716,8 +715,8 @@ class JobSpec(SpecPart):
     """Checkpoints (saved states of the job in object storage): how often they are written, and how
     many are kept."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """Interval at which the model is copied to Redis. If the coordinator that leads the job fails, the
-    next one continues from the last copy."""
+    """Interval at which the model is copied to Redis. If the coordinator that leads the job fails,
+    the next one continues from the last copy."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
     """Rule for the streams that a lost worker was reading: with `reassign`, other workers read them
     at once; with `hold`, they wait until the worker or a machine in its place is there."""
@@ -744,13 +743,14 @@ class JobSpec(SpecPart):
     """Number of failures that a batch may have; one more puts it into quarantine, and it is not
     trained. A failure is a death of the batch's worker, an error of the task, or a result that is
     not finite. A failure counts only if the worker was computing no other batch, which could be the
-    cause. After a batch's first failure, its worker computes no other batch beside it."""
+    cause. After its first failure, a batch is given to a worker that computes nothing else
+    meanwhile."""
     autocast: bool = False
     """True to run the forward pass under `torch.autocast` with bfloat16, which keeps float32 for
     operations that need it."""
     weight: Positive = 1.0
     """Weight of the job if all jobs together need more workers than there are: a job of weight 2
-    gets twice as many workers as a job of weight 1."""
+    gets twice as many workers as a job of weight 1 with the same backlog."""
     provisioning: ProvisioningSpec | None = None
     """Machines that DOLL's provisioner rents to run the job's workers. Optional. If unset, no
     machines are rented, and you start workers yourself."""
