@@ -67,7 +67,8 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         str,
         typer.Option(
             metavar="TEXT",
-            help="Replay only records that could not be used for a reason that contains this text.",
+            help="Replay only dead letters whose reason (why the record could not be used)"
+            " contains this text.",
         ),
     ] = "",
     job: Annotated[
@@ -79,9 +80,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     ] = "",
     to: Annotated[
         str,
-        typer.Option(
-            help="Topic to write the records to. Optional. If unset, TOPIC, from which they came."
-        ),
+        typer.Option(help="Topic to write the records to. Optional. If unset, TOPIC itself."),
     ] = "",
     *,
     every: Annotated[

@@ -73,7 +73,7 @@ def export(
     """Export a model as a program that runs without the task's code (`torch.export` or ONNX).
 
     The program's inputs are the fields that the task's `forward` reads, in the order of the job
-    file, for any number of records. Its metadata describes the model.
+    file, for any number of records. The program's metadata describes the model.
 
     Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """

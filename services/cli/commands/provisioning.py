@@ -34,7 +34,7 @@ app = typer.Typer(
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show which machines are rented for a job, why, and the cost compared with on-demand ones.
+    """Show a job's planned machines, the reasons, and the cost compared with on-demand machines.
 
     Example: [bold]doll provisioning show digits[/]
     """
