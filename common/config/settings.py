@@ -186,7 +186,7 @@ class Settings(BaseModel):
     """Entrypoints (`package.module:Class`) of tasks that jobs may use, separated by commas.
     Optional. If unset, jobs may use only built-in tasks."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
-    """Maximum memory of a coordinator for one job, in MiB. It holds the updates that are in
+    """Maximum memory of a coordinator for one job, in MiB. The memory holds the updates that are in
     progress at the same time and, with `compression`, a record of the weights that each worker has.
     A job that needs more memory is rejected. For `synchronisation.mode: asynchronous` without
     `staleness` and `provisioning.workers`, the coordinator assumes eight updates in progress."""
@@ -196,7 +196,7 @@ class Settings(BaseModel):
     threads: int = Field(default=0, ge=0)
     """Number of CPU threads with which a worker computes a gradient; 0 means all cores."""
     notices: Literal["none", "ec2"] = "none"
-    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for the
+    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for EC2's
     instance metadata service."""
     # Not the AWS_ variable of the same purpose, because it often names a server that only issues
     # credentials and never shows a notice.
@@ -241,8 +241,9 @@ class Settings(BaseModel):
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     """Maximum size of a request's body that the admin service accepts, in bytes."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
-    """Addresses and networks of proxies that the admin service trusts, separated by commas: it
-    takes a client's address from their X-Forwarded-For header. Optional. If unset, none."""
+    """Addresses and networks of proxies that the admin service trusts, separated by commas. For
+    requests from these proxies, the client's address is the one in the X-Forwarded-For header.
+    Optional. If unset, none."""
     oidc_issuer: _Url = ""
     """URL of the OpenID Connect issuer whose access tokens the admin service accepts, in addition
     to API keys. Optional. If unset, it accepts only API keys."""
@@ -259,7 +260,8 @@ class Settings(BaseModel):
     """Client id with which the admin service's live page signs users in at the OpenID Connect
     issuer. Optional. If unset, the page has no sign-in, and only programs use tokens."""
     oidc_client_secret: str = Field(default="", repr=False)
-    """Secret of the client in DOLL_OIDC_CLIENT_ID. Optional. If unset, the client has none."""
+    """Secret of the OpenID Connect client in DOLL_OIDC_CLIENT_ID. Optional. If unset, no secret is
+    sent (a public client)."""
     oidc_scope: str = "openid"
     """Scopes that the admin service's live page requests from the OpenID Connect issuer, separated
     by spaces, so that the issuer grants tokens for DOLL_OIDC_AUDIENCE."""

@@ -76,8 +76,9 @@ class ModeSpec(SpecPart):
     for another) or `averaging` (workers train copies of the weights, which are averaged)."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Maximum age of the weights that a gradient is computed with, as a number of updates: those
-    made after these weights and before the update with the gradient. For `mode: stale` and `mode:
-    asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for `asynchronous`."""
+    that may be made between these weights and the update that contains the gradient. For `mode:
+    stale` and `mode: asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for
+    `asynchronous`."""
     local_rate: Positive | None = None
     """Learning rate of local steps: a worker that computes several batches for an update takes a
     step on its own copy of the weights after each batch. Required for `mode: averaging`. Optional

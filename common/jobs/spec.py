@@ -452,8 +452,8 @@ class OptimizerSpec(SpecPart):
     learning_rate: Positive
     """Learning rate of the optimizer; for `ftrl`, the parameter alpha."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Momentum factor, from 0 to 1. For the optimizers `sgd` and `momentum`. Optional. If unset, 0
-    for `sgd` and 0.9 for `momentum`."""
+    """Momentum factor, at least 0 and below 1. For the optimizers `sgd` and `momentum`. Optional.
+    If unset, 0 for `sgd` and 0.9 for `momentum`."""
     nesterov: bool | None = None
     """True to use Nesterov momentum. For the optimizer `momentum`, and for `sgd` if the option
     `momentum` is set. Optional. If unset, false."""
@@ -531,9 +531,9 @@ class CheckpointSpec(SpecPart):
     """Interval of checkpoints in object storage, and how many are kept."""
 
     every_updates: Count | None = None
-    """Maximum number of updates between two checkpoints. Optional. If unset, 200, or 20 with
-    `aggregation.layout: slices`: if all workers that own a slice of the weights fail together, the
-    updates since the last checkpoint are lost."""
+    """Maximum number of updates between two checkpoints. Optional. If unset, 200; with
+    `aggregation.layout: slices` 20, because the updates since the last checkpoint are lost if all
+    workers that own a slice of the weights fail together."""
     every_s: Positive = 300.0
     """Maximum time between two checkpoints, in seconds. A checkpoint is written after this time or
     after `every_updates` updates, whichever comes first."""
@@ -548,7 +548,8 @@ class HotSnapshotSpec(SpecPart):
     every_s: Positive = 1.0
     """Time between two full copies of the model in Redis (hot snapshots), in seconds. If the
     coordinator that leads the job fails, the next one continues from the last copy, and only later
-    updates are lost. If Redis has lost the copy, it continues from a checkpoint."""
+    updates are lost. If Redis has lost the copy, the next coordinator continues from a
+    checkpoint."""
 
 
 class BidBrainSpec(SpecPart):
@@ -590,7 +591,7 @@ class ProvisioningSpec(SpecPart):
     max_lag_s: Annotated[Positive | None, _Later] = None
     """Maximum time that a record may wait until the model is trained on it, in seconds; at least
     the start-up time of an on-demand machine. If spot machines are lost, on-demand machines are
-    started early enough. For `policy: pools`. Optional. If unset, records have no such limit: with
+    started early enough. For `policy: pools`. Optional. If unset, there is no such limit: with
     `on_preemption: hold`, streams are read as steadily as the deadline requires; with
     `on_preemption: reassign`, updates keep up with arrivals on average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
@@ -699,9 +700,9 @@ class JobSpec(SpecPart):
     optimizer: OptimizerSpec
     """Optimizer that applies the gradient of an update to the weights."""
     compression: Annotated[CompressionSpec | None, _Later] = None
-    """Limit on the changes of weights that are sent to workers: only the largest ones, to save
-    network traffic. Models of up to 64 KB are always sent in full. Optional. If unset, all changes
-    are sent."""
+    """Limit on the changes of weights that are sent to workers, to save network traffic: only the
+    largest changes are sent. Models of up to 64 KB are always sent in full. Optional. If unset, all
+    changes are sent."""
     tuner: Annotated[TunerSpec | None, _Later] = None
     """Settings that DOLL tunes by itself while the job runs: `group_size` and the number of
     workers. Optional. If unset, no setting is tuned."""
@@ -719,11 +720,12 @@ class JobSpec(SpecPart):
     the next one continues from the last copy."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
     """Rule for the streams that a lost worker was reading: with `reassign`, other workers read them
-    at once; with `hold`, they wait until the worker or a machine in its place is there."""
+    at once; with `hold`, the streams wait until the worker returns or another machine takes its
+    place."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     """Rule for batches that a lost worker was computing for the current update: `redispatch`
-    assigns them to other workers; `proceed` applies the update without them and leaves them for a
-    later one."""
+    assigns them to other workers; `proceed` makes the update without these batches, which become
+    part of a later update."""
     start_at: str = "earliest"
     """Position in the streams at which the job starts: `earliest` for the first record, `latest`
     for records that arrive from now on, or a time with its zone, such as 2026-01-31T12:00:00Z."""
@@ -732,19 +734,18 @@ class JobSpec(SpecPart):
     records, in seconds. If the model has batch normalization, a batch needs two records, so a
     single record waits longer. Optional. If unset, batches are always full."""
     group_linger_s: NotNegative | None = None
-    """Time that an update waits for `group_size` batches, in seconds; after this time, it is made
-    with the batches that are there. Optional. If unset, every update waits for all `group_size`
-    batches."""
+    """Time without a new batch after which an update is made with fewer than `group_size` batches,
+    in seconds. Optional. If unset, every update waits for all `group_size` batches."""
     waiting_batches: Count | None = None
     """Maximum number of batches that one worker has read and that are in no update yet, at least
     `group_size` (K); at this number, the worker stops reading. Optional. If unset, 2K, or more if
     the synchronisation mode lets several updates be in progress at the same time."""
     max_failures: Count = 5
-    """Number of failures that a batch may have; one more puts it into quarantine, and it is not
-    trained. A failure is a death of the batch's worker, an error of the task, or a result that is
-    not finite. A failure counts only if the worker was computing no other batch, which could be the
-    cause. After its first failure, a batch is given to a worker that computes nothing else
-    meanwhile."""
+    """Number of failures that a batch may have; one more failure puts the batch into quarantine,
+    where it is not trained. A failure is a death of the batch's worker, an error of the task, or a
+    result that is not finite. A failure counts only if the worker was computing no other batch,
+    which could be the cause. After its first failure, a batch is given to a worker that computes
+    nothing else meanwhile."""
     autocast: bool = False
     """True to run the forward pass under `torch.autocast` with bfloat16, which keeps float32 for
     operations that need it."""

@@ -326,8 +326,8 @@ class CoordinatorMetrics(MetricSet):
         )
         yield gauge(
             "doll_group_left_out_workers",
-            "Number of live workers that cannot join the group (`aggregation.mode: group`) and"
-            " compute nothing, because they and some members cannot connect to each other.",
+            "Number of live workers that compute nothing, because they cannot connect to all"
+            " workers that hold the model weights (`aggregation.mode: group`).",
             len(group.left_out) if group else None,
         )
 
@@ -376,7 +376,7 @@ class CoordinatorMetrics(MetricSet):
         yield gauge(
             "doll_workers_busy_ratio",
             "Share of time (0 to 1) that workers spent computing gradients, over the last 20"
-            " updates in the current synchronisation mode; 1 until there are 20.",
+            " updates in the current synchronisation mode; 1 until there are 20 such updates.",
             of(leading, lambda it: it.busy),
         )
         yield gauge(
@@ -420,8 +420,9 @@ def _of_streams(streams: StreamFigures | None) -> Iterator[Metric]:
     yield gauge(
         "doll_stability_ratio",
         "Arriving work divided by the work that workers can do (Proposition 1 of the DOLL paper,"
-        " Jiang, Zhang and Joe-Wong). There are two bounds, by label: the job keeps up if"
-        " `sufficient` is below 1, and falls behind if `necessary` is at least 1.",
+        " Jiang, Zhang and Joe-Wong). The label `bound` names one of two bounds: the job keeps up"
+        " if the ratio is below 1 for `sufficient`, and falls behind if it is at least 1 for"
+        " `necessary`.",
         of(streams, lambda it: {"sufficient": it.sufficient, "necessary": it.necessary}),
         "bound",
     )

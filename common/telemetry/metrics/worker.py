@@ -48,8 +48,8 @@ class WorkerMetrics(MetricSet):
         )
         self.reading = self.gauge(
             "doll_worker_reading",
-            "1 while the worker reads the job's streams; 0 while it pauses because enough of its"
-            " batches wait or because no coordinator leads the job.",
+            "1 while the worker reads the job's streams; 0 while the worker pauses because enough"
+            " of its batches wait for an update, or because no coordinator leads the job.",
         )
         self.stream_behind_s = self.gauge(
             "doll_stream_behind_seconds",

@@ -54,7 +54,8 @@ def up(
         bool,
         typer.Option(
             "--evaluator",
-            help="Start an evaluator, for jobs with `evaluation` or `tracking` in their job file.",
+            help="Start an evaluator, which tests models and reports to MLflow, for jobs with"
+            " `evaluation` or `tracking` in their job file.",
         ),
     ] = False,
     directory: Annotated[
