@@ -217,7 +217,7 @@ class Settings(BaseModel):
     machine connects to Redis."""
     tier: Literal["reliable", "spot"] = "spot"
     """Kind of this worker's machine: `spot` if the provider may preempt it, otherwise `reliable`.
-    Used for jobs with `aggregation: {layout: slices}`, which prefer reliable machines to hold
+    Used for jobs with `aggregation: {layout: slices}`, to choose the workers that own slices of the
     weights."""
     owner_pid: int = Field(default=0, ge=0)
     """Id of a process that owns this process: when the owner ends, this process ends, too. 0 means

@@ -277,7 +277,8 @@ class AggregationSpec(SpecPart):
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
     """Machines whose workers own slices of the weights: `1`, the reliable (not spot) machines; `2`,
     half of the spot machines; `3`, half of the spot machines, while reliable machines compute no
-    gradients; `auto` chooses by the ratio of spot to reliable machines. For `layout: slices`."""
+    gradients; `auto`, stage 1 with at most one spot machine per reliable one, 2 with at most 15,
+    otherwise 3. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
     """Number of workers that own slices of the weights, at least `owners`. `auto`: with `stage` 1
     all reliable (not spot) machines, otherwise half of the spot machines. For `layout: slices`."""

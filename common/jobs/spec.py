@@ -365,8 +365,8 @@ class TunerSpec(SpecPart):
     group_size: tuple[Count, Count] | None = None
     """Range within which DOLL tunes `group_size` (K), as [least, most]: the more noise the
     gradients have, the more batches an update gets. K is tuned from update 20 on, while no rule of
-    `synchronisation` applies. `learning_rate` is the rate for the job's own `group_size`, and is
-    adapted to the tuned K. Optional. If unset, K is not tuned."""
+    `synchronisation` applies. `learning_rate` is the rate for the job's own `group_size`; with
+    `sgd` and `momentum`, it is adapted to the tuned K. Optional. If unset, K is not tuned."""
     workers: Literal["balanced"] | None = None
     """Rule for the number of rented machines: `balanced` rents the number, at most
     `provisioning.workers`, with the least product of an update's time and cost. Only updates for
