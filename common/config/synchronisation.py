@@ -275,9 +275,9 @@ class AggregationSpec(SpecPart):
     the complete optimizer state; `slices`: the weights are divided into 32 slices, and only the
     workers that own a slice hold its optimizer state and update it. For `mode: group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Machines whose workers own slices of the weights: `1`, the reliable (not spot) machines; `2`,
-    half of the spot machines; `3`, half of the spot machines, while reliable machines compute no
-    gradients; `auto`, stage 1 with at most one spot machine per reliable one, 2 with at most 15,
+    """Machines whose workers own slices of the weights. `1`: the reliable (not spot) machines; `2`:
+    half of the spot machines; `3`: half of the spot machines, while reliable machines compute no
+    gradients; `auto`: stage 1 with at most one spot machine per reliable one, 2 with at most 15,
     otherwise 3. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
     """Number of workers that own slices of the weights, at least `owners`. `auto`: with `stage` 1
