@@ -142,16 +142,16 @@ class Settings(BaseModel):
             "must be host:port,...; set a password in DOLL_KAFKA_SASL_PASSWORD",
         ),
     ] = "localhost:9092"
-    """Addresses of the Kafka brokers, as `host:port,host:port`; for an embedded broker the path of
-    its socket, as `embedded:/path/to/socket`."""
+    """Addresses of the Kafka brokers, as `host:port,host:port`; for DOLL's built-in broker, which
+    `doll up` can start, the path of its socket, as `embedded:/path/to/socket`."""
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
     """Protocol of Kafka's consumer groups: `classic`, or `consumer` with Kafka 4 or later."""
     kafka_replication: int = -1
     """Replication factor of the Kafka topics that DOLL creates; -1 is the broker's default."""
     kafka_client_rack: str = ""
-    """Rack of this process, as in the brokers' `broker.rack`: streams are read from replicas in
-    the same rack. `auto` takes the id of the EC2 zone from the metadata service. Optional. If
-    unset, streams are read from the partitions' leaders."""
+    """Rack of this process, as in the brokers' `broker.rack`: streams are read from replicas in the
+    same rack. `auto` takes the id of the machine's EC2 availability zone from EC2's metadata
+    service. Optional. If unset, streams are read from the partitions' leaders."""
     # May contain passwords, like the URL of Redis: neither is ever shown.
     kafka_properties: dict[str, str] = Field(default={}, repr=False)
     """Properties of the Kafka client, one variable for each: DOLL_KAFKA_SASL_USERNAME sets
@@ -174,7 +174,8 @@ class Settings(BaseModel):
     """File with the client certificate, if Redis requires one. Optional. If unset, none is
     sent."""
     redis_key: str = ""
-    """File with the private key of the certificate in DOLL_REDIS_CERT."""
+    """File with the private key of the certificate in DOLL_REDIS_CERT. Required if DOLL_REDIS_CERT
+    is set."""
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
@@ -185,16 +186,17 @@ class Settings(BaseModel):
     """Entrypoints (`package.module:Class`) of tasks that jobs may use, separated by commas.
     Optional. If unset, jobs may use only built-in tasks."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
-    """Memory of a coordinator per job, in MiB, for updates in progress at the same time and for
-    tracking the weights of its workers with `compression`. A job that needs more is rejected. An
-    `asynchronous` job without `staleness` and `provisioning.workers` counts as eight updates."""
+    """Maximum memory of a coordinator for one job, in MiB. The memory holds the updates that are in
+    progress at the same time and, with `compression`, a record of the weights that each worker has.
+    A job that needs more memory is rejected. For `synchronisation.mode: asynchronous` without
+    `staleness` and `provisioning.workers`, the coordinator assumes eight updates in progress."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device on which a worker computes gradients; `auto` is the GPU if there is one, otherwise
     the CPU."""
     threads: int = Field(default=0, ge=0)
     """Number of CPU threads with which a worker computes a gradient; 0 means all cores."""
     notices: Literal["none", "ec2"] = "none"
-    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for the
+    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for EC2's
     instance metadata service."""
     # Not the AWS_ variable of the same purpose, because it often names a server that only issues
     # credentials and never shows a notice.
@@ -214,16 +216,18 @@ class Settings(BaseModel):
     themselves (`aggregation: {mode: group}`). Optional. If unset, the address from which this
     machine connects to Redis."""
     tier: Literal["reliable", "spot"] = "spot"
-    """Kind of this worker's machine: `reliable` if it stays, `spot` if it may be preempted. Used
-    for jobs with `aggregation: {layout: slices}`."""
+    """Kind of this worker's machine: `spot` if the provider may preempt it, otherwise `reliable`.
+    Used for jobs with `aggregation: {layout: slices}`, to choose the workers that own slices of the
+    weights."""
     owner_pid: int = Field(default=0, ge=0)
-    """Id of another process: when that process ends, this one ends, too. 0 means none."""
+    """Id of a process that owns this process: when the owner ends, this process ends, too. 0 means
+    that there is no owner."""
     market: str = ""
     """Path of the market file, which lists the machines that can be rented and their prices.
     Optional. If unset, no machines can be rented."""
     fleet_directory: str = ""
-    """Directory for the logs of rented machines that are local processes. Optional. If unset, a
-    temporary directory."""
+    """Directory for the logs of rented machines, if the market file has `fleet: process`: machines
+    are then local processes. Optional. If unset, a temporary directory."""
     api_host: str = "127.0.0.1"
     """Address on which the admin service listens."""
     api_port: int = Field(default=8080, ge=0, le=65535)
@@ -232,30 +236,35 @@ class Settings(BaseModel):
     """File with the admin service's TLS certificate chain. Optional. If unset, the service speaks
     plain HTTP."""
     api_tls_key: str = ""
-    """File with the private key of the certificate in DOLL_API_TLS_CERT."""
+    """File with the private key of the certificate in DOLL_API_TLS_CERT. Required if
+    DOLL_API_TLS_CERT is set."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     """Maximum size of a request's body that the admin service accepts, in bytes."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
-    """Addresses and networks of proxies that the admin service trusts, separated by commas: it
-    takes a client's address from their X-Forwarded-For header. Optional. If unset, none."""
+    """Addresses and networks of proxies that the admin service trusts, separated by commas. For
+    requests from these proxies, the client's address is the one in the X-Forwarded-For header.
+    Optional. If unset, none."""
     oidc_issuer: _Url = ""
     """URL of the OpenID Connect issuer whose access tokens the admin service accepts, in addition
     to API keys. Optional. If unset, it accepts only API keys."""
     oidc_audience: str = ""
-    """Audience that the issuer's access tokens must have. Required if DOLL_OIDC_ISSUER is set."""
+    """Audience that the OpenID Connect issuer's access tokens must have. Required if
+    DOLL_OIDC_ISSUER is set."""
     oidc_groups: str = "groups"
-    """Claim of the issuer's access tokens that lists the user's groups."""
+    """Claim of the OpenID Connect issuer's access tokens that lists the user's groups."""
     oidc_operators: _Names = ()
-    """Groups of the issuer whose members are operators, separated by commas. All other users are
-    viewers. Optional. If unset, all users are viewers."""
+    """Groups of the OpenID Connect issuer whose members are operators (may change jobs), separated
+    by commas. All other users are viewers (may only read). Optional. If unset, all users are
+    viewers."""
     oidc_client_id: str = ""
-    """Client id with which the live page signs users in at the issuer. Optional. If unset, the
-    page has no sign-in, and only programs use tokens."""
+    """Client id with which the admin service's live page signs users in at the OpenID Connect
+    issuer. Optional. If unset, the page has no sign-in, and only programs use tokens."""
     oidc_client_secret: str = Field(default="", repr=False)
-    """Secret of the client in DOLL_OIDC_CLIENT_ID. Optional. If unset, the client has none."""
+    """Secret of the OpenID Connect client in DOLL_OIDC_CLIENT_ID. Optional. If unset, no secret is
+    sent (a public client)."""
     oidc_scope: str = "openid"
-    """Scopes that the live page requests from the issuer, separated by spaces, so that the issuer
-    grants tokens for DOLL_OIDC_AUDIENCE."""
+    """Scopes that the admin service's live page requests from the OpenID Connect issuer, separated
+    by spaces, so that the issuer grants tokens for DOLL_OIDC_AUDIENCE."""
     mlflow: _Url = ""
     """URL of the MLflow tracking server to which evaluators report jobs with a `tracking` block.
     Optional. If unset, nothing is reported."""
@@ -265,7 +274,7 @@ class Settings(BaseModel):
     """User name for the MLflow server, instead of DOLL_MLFLOW_TOKEN. Optional. If unset, no user
     name is sent."""
     mlflow_password: str = Field(default="", repr=False)
-    """Password of the user in DOLL_MLFLOW_USERNAME."""
+    """Password for the MLflow server, of the user in DOLL_MLFLOW_USERNAME."""
     api: _Url = "http://127.0.0.1:8080"
     """URL of the admin service to which the command line sends requests."""
     api_key: str = Field(default="", repr=False)
@@ -276,8 +285,8 @@ class Settings(BaseModel):
     metrics_host: str = "127.0.0.1"
     """Address on which this process serves metrics and health checks."""
     traces: _Url = ""
-    """URL of the OpenTelemetry collector (OTLP over HTTP) that receives traces of one batch in a
-    hundred. Optional. If unset, nothing is traced."""
+    """URL of the OpenTelemetry collector (OTLP over HTTP) to which this process sends traces of one
+    batch in a hundred. Optional. If unset, nothing is traced."""
     log_format: Literal["console", "json"] = "console"
     """Format of this process's log: `console` for people, `json` for programs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

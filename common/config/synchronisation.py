@@ -71,15 +71,18 @@ class ModeSpec(SpecPart):
     """Synchronisation mode and its options: of the job, or of one of its rules."""
 
     mode: SynchronisationMode
-    """Synchronisation mode while the rule applies: one of the values of `synchronisation.mode`."""
+    """Synchronisation mode while the rule applies: `synchronous` (gradients of an update use the
+    same weights), `stale` (their weights may be a few updates old), `asynchronous` (no worker waits
+    for another) or `averaging` (workers train copies of the weights, which are averaged)."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Maximum staleness (s): number of updates that may lie between the weights that a gradient was
-    computed with and the update that contains the gradient. For `mode: stale` and `mode:
-    asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for `asynchronous`."""
+    """Maximum age of the weights that a gradient is computed with, as a number of updates: those
+    that may be made between these weights and the update that contains the gradient. For `mode:
+    stale` and `mode: asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for
+    `asynchronous`."""
     local_rate: Positive | None = None
-    """Learning rate of the steps that a worker takes on its own copy of the weights between the
-    batches of one gradient message. Required for `mode: averaging`. Optional for `mode:
-    asynchronous`; if unset there, workers take no such steps. Not for other modes."""
+    """Learning rate of local steps: a worker that computes several batches for an update takes a
+    step on its own copy of the weights after each batch. Required for `mode: averaging`. Optional
+    for `mode: asynchronous`; if unset there, workers take no local steps. Not for other modes."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -137,11 +140,11 @@ class WhenSpec(SpecPart):
     """Condition under which a rule of `synchronisation` applies: exactly one of the fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of their time that workers spent computing over the last 20 updates, from 0 to 1: the
-    rule applies while the share is below this value. Required unless `workers_from` is set."""
+    """Share of time, from 0 to 1. The rule applies if workers spent less than this share of their
+    time on gradients during the last 20 updates. Required unless `workers_from` is set."""
     workers_from: Count | None = None
-    """Minimum number of live workers: the rule applies while at least this number is alive.
-    Required unless `busy_below` is set."""
+    """Minimum number of workers: the rule applies while at least this number is alive. Required
+    unless `busy_below` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
@@ -162,35 +165,34 @@ class RuleSpec(ModeSpec):
     """Rule of `synchronisation`: another mode for updates that begin while a condition holds."""
 
     when: WhenSpec
-    """Condition under which the rule of `synchronisation` applies. Once chosen, a rule applies for
-    at least 20 updates. A rule with `busy_below` then applies until a quarter of the workers is
-    gone."""
+    """Condition under which the rule applies. Once a rule applies, it does so for at least 20
+    updates. A rule with `busy_below` then applies until a quarter of the workers is gone."""
     group_size: Count | None = None
     """Number of batches per update of the model (K) while the rule applies. Optional. If unset, the
     job's `group_size`."""
     learning_rate: Positive | None = None
-    """Learning rate while the rule of `synchronisation` applies. Optional. If unset, the job's
-    rate; with `sgd` or `momentum` and `reduction: mean`, multiplied by the rule's K and divided by
-    the job's K."""
+    """Learning rate while the rule applies. Optional. If unset, the job's learning rate; with `sgd`
+    or `momentum` and `reduction: mean`, the job's rate times the rule's `group_size` divided by the
+    job's `group_size`."""
 
 
 class SynchronisationSpec(ModeSpec):
     """Synchronisation between workers, and the maximum age of the weights that they use."""
 
     mode: SynchronisationMode = "synchronous"
-    """Synchronisation mode. `synchronous` (as in the DOLL paper): an update has K gradients, all
-    computed with the weights of the previous version; `stale`: the weights may be up to `staleness`
-    versions older; `asynchronous`: an update has K gradients of a single worker, and no worker
-    waits for another; `averaging`: a worker takes steps on its own copy of the weights, and an
-    update averages the resulting weights."""
+    """Synchronisation mode. `synchronous` (the mode of the DOLL paper, Jiang, Zhang and Joe-Wong):
+    an update has K gradients (`group_size`), all computed with the weights of the previous version;
+    `stale`: the weights may be up to `staleness` versions older; `asynchronous`: an update has K
+    gradients of a single worker, and no worker waits for another; `averaging`: each worker takes
+    steps on its own copy of the weights, and an update averages the copies."""
     damped: bool = False
-    """True to divide the learning rate of an update by 1 + its staleness (number of updates between
-    the weights of the update's oldest gradient and the update itself). For `mode: stale` and `mode:
-    asynchronous`."""
+    """True to reduce the learning rate of updates with old gradients: the rate is divided by 1 + n,
+    with n the number of updates between the weights of the oldest gradient and the update itself.
+    For `mode: stale` and `mode: asynchronous`."""
     rules: tuple[RuleSpec, ...] = Field(default=(), exclude_if=operator.not_)
-    """Rules that select another synchronisation mode while their condition holds. An update uses
-    the first rule whose condition holds when the update begins; without such a rule, `mode`
-    applies."""
+    """Rules that choose another synchronisation mode while a condition holds. An update uses the
+    first rule whose condition holds when the update begins. If no rule's condition holds, the job's
+    own `mode` applies."""
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:
@@ -265,29 +267,28 @@ class AggregationSpec(SpecPart):
     """Component that sums gradients, applies the optimizer and holds the weights."""
 
     mode: Literal["board", "group"] = "board"
-    """Component that sums gradients and holds the weights. `board`: the coordinator, and gradients
-    pass through Redis; `group`: the workers themselves, which connect to each other and therefore
-    need a private network. See docs/howto/choosing.md."""
+    """Processes that sum gradients and hold the weights. `board`: the coordinator that leads the
+    job, and gradients pass through Redis; `group`: the workers themselves, which connect to each
+    other and therefore need a private network. See docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
     """Distribution of the weights over the workers. `replicas`: every worker holds all weights and
     the complete optimizer state; `slices`: the weights are divided into 32 slices, and only the
-    owners of a slice hold its optimizer state and update it. For `mode: group`."""
+    workers that own a slice hold its optimizer state and update it. For `mode: group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Machines whose workers own slices of the weights: reliable machines, which are not spot (1);
-    half of the spot machines (2); half of the spot machines, while reliable machines compute no
-    gradients (3); `auto` chooses by the ratio of spot to reliable machines. For `layout:
-    slices`."""
+    """Machines whose workers own slices of the weights. `1`: the reliable (not spot) machines; `2`:
+    half of the spot machines; `3`: half of the spot machines, while reliable machines compute no
+    gradients; `auto`: stage 1 with at most one spot machine per reliable one, 2 with at most 15,
+    otherwise 3. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
-    """Number of workers that own (hold and update) slices of the weights, at least `owners`.
-    `auto`: all reliable machines in stage 1, otherwise half of the spot machines. For `layout:
-    slices`."""
+    """Number of workers that own slices of the weights, at least `owners`. `auto`: with `stage` 1
+    all reliable (not spot) machines, otherwise half of the spot machines. For `layout: slices`."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
-    """Number of workers that own (hold and update) each slice of the weights; all but one may be
-    lost without loss of data. For `layout: slices`."""
+    """Number of workers that own each slice of the weights; all of them but one may fail without
+    loss of updates. For `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
-    """Transport of gradients between workers: `gloo` is TCP between the machines' memory; `nccl`
-    is NVIDIA's NCCL between GPUs, one per worker. To change from one to the other, first change
-    the job to `mode: board`. For `mode: group`."""
+    """Transport of gradients between workers: `gloo` sends them over TCP from main memory; `nccl`
+    uses NVIDIA's NCCL between GPUs, with one GPU per worker. To switch between `gloo` and `nccl`,
+    first change the job to `mode: board`. For `mode: group`."""
 
     @property
     def core(self) -> AggregationSettings:

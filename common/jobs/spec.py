@@ -235,9 +235,8 @@ class HashedSpec(SpecPart):
     """Hashing of all keys of a record that no field names into the fields `index` and `value`."""
 
     buckets: Count
-    """Number of buckets to hash features into. The bucket of a feature is the CRC-32 of
-    `path=value` if the value is a text, or of the path if it is a number, modulo the number of
-    buckets."""
+    """Number of buckets to hash features into. The bucket of a feature is a CRC-32 modulo this
+    number: of `path=value` for a text, of the path alone for a number."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
@@ -253,8 +252,9 @@ class RecordsSpec(SpecPart):
     fields: dict[str, FieldSpec] = Field(min_length=1)
     """Fields of a record, by name."""
     hashed: Annotated[HashedSpec | None, _Later] = None
-    """Treat every key of the record that is not in `fields` as a feature, and hash it. For
-    `codec: json` only. Optional. If unset, other keys are ignored."""
+    """Treat every key of the record that is not in `fields` as a feature, and hash it into the
+    fields `index` and `value`. For `codec: json` only. Optional. If unset, other keys are
+    ignored."""
 
     @property
     def buckets(self) -> int:
@@ -307,11 +307,11 @@ class TaskSpec(SpecPart):
     model_config = ConfigDict(extra="allow")
 
     name: str | None = None
-    """Name of a built-in task, such as `image-classifier`. Optional. If unset, `entrypoint` names
-    the task."""
+    """Name of a built-in task, such as `image-classifier`. Optional. If unset, `entrypoint` must
+    name a task."""
     entrypoint: str | None = None
     """Class that defines a task of your own, as `package.module:Class`. The setting DOLL_TASKS of
-    coordinators and workers must list it. Optional. If unset, `name` names the task."""
+    coordinators and workers must list this class. Optional. If unset, `name` must name a task."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -345,12 +345,12 @@ class CompressionSpec(SpecPart):
     """
 
     significance: float | None = Field(default=None, gt=0)
-    """Significance threshold v: the change of a weight is sent to workers if it is larger than
-    v / sqrt(J) times the weight, where J is the version of the model. 1.5 is recommended.
-    Required unless `changes` is set."""
+    """Significance threshold v: the change of a weight is sent to workers if it is larger than v /
+    sqrt(J) times the weight, where J is the model's version (its number of updates). 1.5 is
+    recommended. Required unless `changes` is set."""
     changes: float | None = Field(default=None, gt=0, le=1)
-    """Maximum share of the model's weights to send to workers per version, from 0 to 1. The
-    largest changes are sent. Required unless `significance` is set."""
+    """Maximum share of the model's weights to send to a worker with each new version, from 0 to 1.
+    The weights that changed most are sent. Required unless `significance` is set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> CompressionSpec:
@@ -363,14 +363,15 @@ class TunerSpec(SpecPart):
     """Settings of a job that DOLL tunes while the job runs; without this block, none are."""
 
     group_size: tuple[Count, Count] | None = None
-    """Range of K (batches per update), as [least, most]: K is adapted to the noise of the
-    gradients, from update 20 on and while no rule of `synchronisation` applies. The job's learning
-    rate is meant for its own `group_size`, and is adapted as K changes. Optional. If unset, K is
-    not tuned."""
+    """Range within which DOLL tunes `group_size` (K), as [least, most]: the more noise the
+    gradients have, the more batches an update gets. K is tuned from update 20 on, while no rule of
+    `synchronisation` applies. `learning_rate` is the rate for the job's own `group_size`; with
+    `sgd` and `momentum`, it is adapted to the tuned K. Optional. If unset, K is not tuned."""
     workers: Literal["balanced"] | None = None
-    """`balanced` rents the number of machines, at most `provisioning.workers`, that minimizes time
-    multiplied by cost, measured on updates for which enough records were available. Optional. If
-    unset, the number of workers is not tuned."""
+    """Rule for the number of rented machines: `balanced` rents the number, at most
+    `provisioning.workers`, with the least product of an update's time and cost. Only updates for
+    which enough records waited are measured. Optional. If unset, the number of workers is not
+    tuned."""
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -399,16 +400,17 @@ class ScheduleSpec(SpecPart):
     """Schedule by which the learning rate changes during a job."""
 
     kind: ScheduleKind
-    """Shape of the learning rate's schedule. At t updates after the warm-up, with n = `updates`:
-    `constant` keeps the full rate; `step` multiplies the rate by `factor` after every n updates;
-    `cosine` falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` multiplies the
-    full rate by 1 / sqrt(1 + t / n)."""
+    """Shape of the schedule. At t updates after the warm-up, with n = `updates`: `constant` keeps
+    the full rate (the optimizer's `learning_rate`); `step` multiplies the rate by `factor` after
+    every n updates; `cosine` falls along half a cosine wave and reaches `final` at n;
+    `inverse_sqrt` multiplies the full rate by 1 / sqrt(1 + t / n)."""
     warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Number of updates at the start of the job over which the learning rate rises linearly to its
     full value."""
     updates: Count | None = None
-    """Length n of the learning rate's schedule, as a number of updates of the job's own
-    `group_size`, counted like `stop.updates`. Required unless `kind` is `constant`."""
+    """Length of the schedule (n in the formulas of `kind`), as a number of updates. An update with
+    another number of batches than the job's `group_size` counts in proportion. Required unless
+    `kind` is `constant`."""
     factor: Share | None = None
     """Factor by which `kind: step` multiplies the learning rate after every `updates` updates.
     Optional. If unset, 0.1."""
@@ -445,16 +447,16 @@ class OptimizerSpec(SpecPart):
     """Optimizer that applies the gradient of each update to the model's weights."""
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
-    """Name of the optimizer: one of PyTorch's, or `ftrl` for FTRL-Proximal (McMahan et al. 2013).
-    `momentum` is `sgd` with a momentum of 0.9 unless `momentum` is set."""
+    """Name of the optimizer: `ftrl` is FTRL-Proximal (McMahan et al. 2013), and the others are
+    PyTorch's. The optimizer `momentum` is `sgd`, but its option `momentum` is 0.9 if unset."""
     learning_rate: Positive
-    """Learning rate of the optimizer (eta in the DOLL paper; alpha of `ftrl`)."""
+    """Learning rate of the optimizer; for `ftrl`, the parameter alpha."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Momentum of the optimizers `sgd` and `momentum`. Optional. If unset, 0 for `sgd` and 0.9 for
-    `momentum`."""
+    """Momentum factor, at least 0 and below 1. For the optimizers `sgd` and `momentum`. Optional.
+    If unset, 0 for `sgd` and 0.9 for `momentum`."""
     nesterov: bool | None = None
-    """True to use Nesterov momentum. For the optimizer `momentum`, and for `sgd` with a momentum.
-    Optional. If unset, false."""
+    """True to use Nesterov momentum. For the optimizer `momentum`, and for `sgd` if the option
+    `momentum` is set. Optional. If unset, false."""
     weight_decay: NotNegative | None = None
     """L2 penalty on the weights; with the optimizer `adamw` decoupled from the gradient. Not for
     `ftrl`. Optional. If unset, 0.01 for `adamw` and 0 for all others."""
@@ -515,13 +517,13 @@ class StopSpec(SpecPart):
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
 
     updates: Count | None = None
-    """Number of updates of the model (J) after which the job ends. An update with another number of
+    """Number of updates of the model after which the job ends. An update with another number of
     batches than the job's `group_size` counts in proportion. Optional. If unset, no limit."""
     loss: Positive | None = None
-    """Loss (epsilon) at which the job ends: the mean loss per record over the last 20 updates is
+    """Loss at which the job ends: it ends when the mean loss per record over the last 20 updates is
     at or below this value. Optional. If unset, no limit."""
     deadline_s: Positive | None = None
-    """Deadline of the job, in seconds after its submission (theta). The job ends at the deadline.
+    """Deadline of the job, in seconds after its submission. At the deadline, the job ends.
     Optional. If unset, no deadline."""
 
 
@@ -530,11 +532,11 @@ class CheckpointSpec(SpecPart):
 
     every_updates: Count | None = None
     """Maximum number of updates between two checkpoints. Optional. If unset, 200; with
-    `aggregation.layout: slices` 20, because updates since the last checkpoint are lost if all
-    workers that hold the same slice of the weights fail together."""
+    `aggregation.layout: slices` 20, because the updates since the last checkpoint are lost if all
+    workers that own a slice of the weights fail together."""
     every_s: Positive = 300.0
-    """Maximum time between two checkpoints, in seconds. A checkpoint is written when this time or
-    `every_updates` is reached, whichever is first."""
+    """Maximum time between two checkpoints, in seconds. A checkpoint is written after this time or
+    after `every_updates` updates, whichever comes first."""
     keep: Count = 3
     """Number of checkpoints to keep; older ones are deleted. Keep more than one, because a crash
     may leave the newest one incomplete, and a coordinator that takes over the job may continue from
@@ -545,53 +547,61 @@ class HotSnapshotSpec(SpecPart):
     """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
 
     every_s: Positive = 1.0
-    """Time between two full copies of the model in Redis (hot snapshots), in seconds. If Redis
-    still has the last copy, a coordinator that takes over the job loses only the updates after
-    it."""
+    """Time between two full copies of the model in Redis (hot snapshots), in seconds. If the
+    coordinator that leads the job fails, the next one continues from the last copy, and only later
+    updates are lost. If Redis has lost the copy, the next coordinator continues from a
+    checkpoint."""
 
 
 class BidBrainSpec(SpecPart):
     """Time that a job loses when its machines change, as `policy: bidbrain` assumes."""
 
     lambda_s: float = Field(default=30.0, ge=0)
-    """Time for which all work is assumed to stop after the provider takes a machine away, in
-    seconds (lambda)."""
+    """Time for which the policy assumes that all work stops after the provider evicts a machine, in
+    seconds (lambda in the Proteus paper, Harlap et al. 2017)."""
     start_s: float | None = Field(default=None, ge=0)
-    """Time for which all work is assumed to stop when machines are added or removed, in seconds
-    (sigma). Optional. If unset, the longest start-up time of the machines that can be rented."""
+    """Time for which the policy assumes that all work stops when machines are added or removed, in
+    seconds (sigma in the Proteus paper, Harlap et al. 2017). Optional. If unset, the longest
+    start-up time of the market's machines."""
 
 
 class ProvisioningSpec(SpecPart):
     """Machines that DOLL rents for a job; without this block, workers are started by hand."""
 
     workers: Count
-    """Number of workers (N_tot), each on a machine of its own: the maximum number of machines that
-    work for the job at the same time."""
+    """Number of workers, each on a machine of its own: the maximum number of machines that work at
+    the same time."""
     policy: PolicyName | None = None
-    """Policy: the rule that decides which machines to rent. Optional. If unset, `adaptive`, the
-    DOLL paper's policy, with `on_preemption: hold`, and `pools` with `on_preemption: reassign`."""
+    """Policy that decides which machines to rent. `on-demand`: only on-demand machines; `static`:
+    the cheapest mix of spot and on-demand machines that meets the deadline on average, chosen once;
+    `adaptive`: this mix, chosen again when prices, availability or progress change; `chance`: a
+    mix, chosen once, that meets the deadline with `probability`; `pools`: spot machines of several
+    kinds, and on-demand machines when time gets short; `bidbrain`: bids for the spot machines that
+    process a backlog at the lowest cost, without regard to the deadline (Proteus, Harlap et al.
+    2017). Optional. If unset, `adaptive` with `on_preemption: hold`, and `pools` with
+    `on_preemption: reassign`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
-    """Probability of meeting the job's deadline that a plan of machines must have. For `policy:
-    chance`."""
+    """Minimum probability, above 0.5, with which the rented machines must meet the deadline. For
+    `policy: chance`."""
     review_s: Positive | None = None
-    """Time between two reviews of the plan of machines, in seconds. Optional. If unset, 10 for
-    `policy: pools`, 30 for `adaptive` and 120 for `bidbrain`."""
+    """Time between two checks whether to rent other machines, in seconds. Optional. If unset, 10
+    for `policy: pools`, 30 for `adaptive` and 120 for `bidbrain`."""
     bidbrain: BidBrainSpec | None = None
-    """Time that a job loses when its machines change, as `policy: bidbrain` assumes. Optional. If
-    unset, the defaults of its fields."""
+    """Pauses that `policy: bidbrain` assumes when machines start or end. Optional. If unset, the
+    defaults of the block's fields."""
     max_lag_s: Annotated[Positive | None, _Later] = None
-    """Maximum time that records may wait until the model is trained on them, in seconds; at least
-    the start-up time of an on-demand machine. If spot machines are lost, an on-demand machine is
-    started in time. For `policy: pools`. Optional. If unset, with `on_preemption: hold` streams are
-    served as steadily as the deadline requires; with `reassign` updates keep up with arrivals on
-    average."""
+    """Maximum time that a record may wait until the model is trained on it, in seconds; at least
+    the start-up time of an on-demand machine. If spot machines are lost, on-demand machines are
+    started early enough. For `policy: pools`. Optional. If unset, there is no such limit: with
+    `on_preemption: hold`, streams are read as steadily as the deadline requires; with
+    `on_preemption: reassign`, updates keep up with arrivals on average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Maximum number of spot machines, as a multiple of `workers`. Above 1, there are spare
-    machines, and a stream moves to a spare when its machine is lost. For `policy: pools` with
-    `on_preemption: hold`."""
+    machines: if a stream's machine is lost, a spare machine reads the stream. For `policy: pools`
+    with `on_preemption: hold`."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
-    """Number of machines that are always rented on demand, so that the provider never takes them
-    away. For `policy: pools`."""
+    """Number of machines that are always rented on demand, so that no provider preempts them. For
+    `policy: pools`."""
 
 
 class EvaluationSpec(SpecPart):
@@ -602,10 +612,10 @@ class EvaluationSpec(SpecPart):
     evaluated."""
     stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
     """Kafka topic of the test set, in the same format as the job's records. Optional. If unset,
-    there is no test set, and the model is evaluated only on new records before it learns from
-    them."""
+    there is no test set, and the model is evaluated only on the job's own new records, before it is
+    trained on them."""
     records: Count = 2000
-    """Maximum number of records of the test set to use, from the start of its topic."""
+    """Maximum number of records of the test set to use: the first ones of the topic `stream`."""
 
 
 class TrackingSpec(SpecPart):
@@ -686,16 +696,17 @@ class JobSpec(SpecPart):
     """Synchronisation between workers: whether they wait for each other. Optional. If unset,
     `mode: synchronous`."""
     aggregation: Annotated[AggregationSpec | None, _Later] = None
-    """Component that sums gradients and holds the weights: the coordinator or the workers.
-    Optional. If unset, `mode: board`: the coordinator."""
+    """Processes that sum gradients and hold the weights. Optional. If unset, `mode: board`: the
+    coordinator that leads the job does both."""
     optimizer: OptimizerSpec
     """Optimizer that applies the gradient of each update to the model's weights."""
     compression: Annotated[CompressionSpec | None, _Later] = None
-    """Limit on which changes of the model are sent to workers. Models of up to 64 KB are always
-    sent in full. Optional. If unset, all changes are sent."""
+    """Limit on the changes of weights that are sent to workers, to save network traffic: only the
+    largest changes are sent. Models of up to 64 KB are always sent in full. Optional. If unset, all
+    changes are sent."""
     tuner: Annotated[TunerSpec | None, _Later] = None
-    """Settings of the job that DOLL tunes from measurements while the job runs. Optional. If unset,
-    no setting is tuned."""
+    """Settings that DOLL tunes by itself while the job runs: `group_size` and the number of
+    workers. Optional. If unset, no setting is tuned."""
     reduction: Literal["mean", "sum"] = "mean"
     """Combination of the gradients of an update's records: their `mean` or their `sum`."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -703,46 +714,55 @@ class JobSpec(SpecPart):
     stop: StopSpec = StopSpec()
     """Conditions that end the job, whichever is met first; without any, the job runs forever."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Interval of checkpoints (the job's state in object storage), and how many are kept."""
+    """Checkpoints (saved states of the job in object storage): how often they are written, and how
+    many are kept."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """Interval of full copies of the model in Redis, for a coordinator that takes over the job."""
+    """Interval at which the model is copied to Redis. If the coordinator that leads the job fails,
+    the next one continues from the last copy."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
-    """Rule for the data streams of a worker whose machine is lost: `reassign` moves them to other
-    workers; `hold` lets them wait until the worker returns."""
+    """Rule for the streams that a lost worker was reading: with `reassign`, other workers read them
+    at once; with `hold`, the streams wait until the worker returns or another machine takes its
+    place."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
-    """Rule for the batches of a lost worker in the current update: `redispatch` assigns them to
-    other workers; `proceed` leaves them for a later update."""
+    """Rule for batches that a lost worker was computing for the current update: `redispatch`
+    assigns them to other workers; `proceed` makes the update without these batches, which become
+    part of a later update."""
     start_at: str = "earliest"
     """Position in the data streams at which the job starts: `earliest` for the first record,
     `latest` for records that arrive from now on, or a time with its zone, such as
     2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Time after which a worker closes a batch with fewer than `batch_size` records, in seconds. If
-    the model has batch normalization, a single record still waits for another one and counts as
-    lag. Optional. If unset, batches are always full."""
+    """Time after its first record at which a batch is closed even if it has fewer than `batch_size`
+    records, in seconds. If the model has batch normalization, a batch needs two records, so a
+    single record waits longer. Optional. If unset, batches are always full."""
     group_linger_s: NotNegative | None = None
-    """Time that an update waits for missing batches, in seconds; it is then applied with fewer than
-    `group_size` batches. Optional. If unset, every update waits for all of its batches."""
+    """Time without a new batch after which an update is made with fewer than `group_size` batches,
+    in seconds. Optional. If unset, every update waits for all `group_size` batches."""
     waiting_batches: Count | None = None
-    """Maximum number of batches per worker that are read and wait for an update, at least
-    `group_size` (K). With that number, the worker stops reading. Optional. If unset, 2K, or more if
-    several updates may be in progress at the same time."""
+    """Maximum number of batches that one worker has read and that are in no update yet, at least
+    `group_size` (K); at this number, the worker stops reading. Optional. If unset, 2K, or more if
+    the synchronisation mode lets several updates be in progress at the same time."""
     max_failures: Count = 5
-    """Number of failures that a batch may have; with one more, it is given up (quarantined). A
-    failure is a death of its worker, an error of the task, or a result that is not finite. Only
-    failures while the batch is computed alone count."""
+    """Number of failures that a batch may have; one more failure puts the batch into quarantine,
+    where it is not trained. A failure is a death of the batch's worker, an error of the task, or a
+    result that is not finite. A failure counts only if the worker was computing no other batch,
+    which could be the cause. After its first failure, a batch is given to a worker that computes
+    nothing else meanwhile."""
     autocast: bool = False
-    """True to run the forward pass in bfloat16, for operations that PyTorch considers safe."""
+    """True to run the forward pass under `torch.autocast` with bfloat16, which keeps float32 for
+    operations that need it."""
     weight: Positive = 1.0
-    """Relative share of the workers that the job gets if all jobs together need more workers than
-    there are."""
+    """Weight of the job if all jobs together need more workers than there are: a job of weight 2
+    gets twice as many workers as a job of weight 1 with the same backlog."""
     provisioning: ProvisioningSpec | None = None
-    """Machines that DOLL rents for the job. Optional. If unset, workers are started by hand."""
+    """Machines that DOLL's provisioner rents to run the job's workers. Optional. If unset, no
+    machines are rented, and you start workers yourself."""
     evaluation: EvaluationSpec | None = None
     """Evaluation of the model while it is trained. Optional. If unset, the model is not
     evaluated."""
     tracking: Annotated[TrackingSpec | None, _Later] = None
-    """Report of the job's progress to MLflow. Optional. If unset, nothing is reported."""
+    """Report of the job's loss and metrics to an MLflow server. Optional. If unset, nothing is
+    reported."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:  # noqa: ANN401 -- as pydantic's

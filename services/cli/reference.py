@@ -88,7 +88,7 @@ def _section(model: type[BaseModel], path: str) -> Iterator[str]:
         shown, means = field.alias or name, _cell(described[name])
         yield f"| `{shown}` | {_value(field)} | {_default(field)} | {means} |"
     if model.model_config.get("extra") == "allow":
-        yield "| any other | | | an option of the task |"
+        yield "| any other | | | Option of the task, with the meaning that its class gives it. |"
 
 
 def _settings() -> Iterator[str]:

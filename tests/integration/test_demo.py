@@ -236,7 +236,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
         kafka_jars()
         started = "Apache Kafka (--kafka-built-in starts the small one)"
         return os.environ["PATH"], started
-    keeps = "it keeps 5 MB of each partition, and loses all data at its end"
+    keeps = "it keeps 5 MB of each partition, and loses all data when it ends"
     why = "no Java here: install a JRE of version 17 or later"
     return str(tmp_path), f"the built-in one, for a first try: {keeps} ({why})"
 

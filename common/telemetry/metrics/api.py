@@ -123,8 +123,9 @@ class ApiMetrics(ProcessMetrics):
         )
         yield gauge(
             "doll_job_quarantined_batches",
-            "Number of the job's batches in quarantine, which are not trained unless an operator"
-            " requeues or replays them.",
+            "Number of the job's batches in quarantine: they could not be trained, and wait until"
+            " an operator requeues them (they are trained again) or replays them (their records"
+            " are written to the topics again).",
             {it.job: it.quarantined for it in jobs},
             "job_name",
         )

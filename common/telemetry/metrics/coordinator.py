@@ -122,19 +122,21 @@ class GroupMetrics:
         )
         self.attempts_broken = metrics.counter(
             "doll_group_attempts_broken_total",
-            "Total number of failed attempts to sum gradients among the group members"
-            " (`aggregation.mode: group`), because a member died, hung or lacked a gradient.",
+            "Total number of failed attempts to sum gradients among the group members (the"
+            " workers, with `aggregation.mode: group`), because a member died, hung or lacked a"
+            " gradient.",
         )
         self.collective_s = metrics.histogram(
             "doll_group_collective_seconds",
-            "Time to sum the gradients of one update among the group members (`aggregation.mode:"
-            " group`), from the leader's request until enough members have the result, in seconds.",
+            "Time to sum the gradients of one update among the group members (the workers, with"
+            " `aggregation.mode: group`), from the leading coordinator's request until enough"
+            " members have the result, in seconds.",
         )
         self.repair_s = metrics.histogram(
             "doll_group_repair_seconds",
-            "Time to recover from a failed attempt to sum gradients among the group members"
-            " (`aggregation.mode: group`), from the failure until enough members have the result"
-            " of a later attempt, in seconds.",
+            "Time to recover from a failed attempt to sum gradients among the group members (the"
+            " workers, with `aggregation.mode: group`), from the failure until enough members have"
+            " the result of a later attempt, in seconds.",
         )
 
 
@@ -157,21 +159,24 @@ class CoordinatorMetrics(MetricSet):
         count = self.counter
         self.updates = count(
             "doll_updates_total",
-            "Total number of updates (optimizer steps) that the leader applied to the model.",
+            "Total number of updates (optimizer steps) that the leading coordinator applied to the"
+            " model.",
         )
         self.update_batches = count(
             "doll_update_batches_total",
-            "Total number of batches in the updates that the leader applied to the model.",
+            "Total number of batches in the updates that the leading coordinator applied to the"
+            " model.",
         )
         self.update_records = count(
             "doll_update_records_total",
-            "Total number of records in the updates that the leader applied to the model.",
+            "Total number of records in the updates that the leading coordinator applied to the"
+            " model.",
         )
         self.short_updates = count(
             "doll_short_updates_total",
-            "Total number of updates with fewer than K batches, by reason: `linger` (no further"
-            " batch came within `group_linger_s`), `missing` (a gradient never came, and"
-            " `on_missing` is `proceed`) or `quarantined` (a batch was put in quarantine).",
+            "Total number of updates with fewer batches than `group_size` (K), by reason: `linger`"
+            " (no further batch came within `group_linger_s`), `missing` (a gradient never came,"
+            " and `on_missing` is `proceed`) or `quarantined` (a batch was put in quarantine).",
             ["why"],
         )
         self.switches = count(
@@ -182,61 +187,64 @@ class CoordinatorMetrics(MetricSet):
         self.stage_s = self.histogram(
             "doll_round_seconds",
             "Duration of one stage of an update, in seconds: `wait` (from the previous update"
-            " until K batches are claimed), `gradients` (from the leader's request to the last"
-            " gradient) or `apply` (from the optimizer step until the new model is published).",
+            " until workers have claimed enough batches for the next one), `gradients` (from the"
+            " coordinator's request to the last gradient) or `apply` (from the optimizer step"
+            " until the new model is published).",
             ["stage"],
         )
         self.staleness = self.histogram(
             "doll_gradient_staleness_versions",
-            "Age of a gradient's weights when it arrived at the leader, in updates of the model"
-            " since then. The label `counted` is `no` if the leader discarded the gradient.",
+            "Age of the weights of a gradient when the gradient arrived at the leading"
+            " coordinator: number of updates made after these weights. The label `counted` is `no`"
+            " if the coordinator discarded the gradient, otherwise `yes`.",
             ["counted"],
             buckets=VERSIONS,
         )
         self.record_age_s = self.histogram(
             "doll_record_age_seconds",
-            "Time from the arrival of a batch's newest record in Kafka until the model trained on"
-            " that batch was published, in seconds.",
+            "Time from the arrival of a batch's newest record in Kafka until a model that was"
+            " trained on the batch was published, in seconds.",
             buckets=AGES_S,
         )
         self.claims_accepted = count(
             "doll_claims_accepted_total",
-            "Total number of batches that workers claimed and the leader accepted. A claim"
-            " reserves a range of Kafka records for one batch.",
+            "Total number of batches that workers claimed and the leading coordinator accepted. A"
+            " claim reserves a range of Kafka records for one batch.",
         )
         self.claims_refused = count(
             "doll_claims_refused_total",
             "Total number of claims (workers' requests to reserve records for a batch) that the"
-            " leader refused because the records were already claimed, do not follow the last"
-            " accepted claim, or the message is unreadable.",
+            " leading coordinator refused because the records were already claimed or do not"
+            " follow those of the last accepted claim, or because the message is unreadable.",
         )
         self.replies_refused = count(
             "doll_replies_refused_total",
-            "Total number of messages from workers that the leader ignored, by kind: `gradient`,"
-            " `failed` or `leaving` (repeated, or its round is over) or `malformed` (unreadable).",
+            "Total number of messages from workers that the leading coordinator ignored, by kind:"
+            " `gradient`, `failed` (no gradient) and `leaving` (the worker ends) were repeated or"
+            " came after their update was made; `malformed` could not be read.",
             ["kind"],
         )
         self.redispatched = count(
             "doll_batches_redispatched_total",
-            "Total number of times that the leader reassigned a batch to another worker because"
-            " the first one left, died, failed or was late.",
+            "Total number of times that the leading coordinator reassigned a batch to another"
+            " worker because the first worker left, died, failed or was late.",
         )
         self.quarantined = count(
             "doll_batches_quarantined_total",
-            "Total number of batches put in quarantine, by reason: `poison` (it crashes workers,"
-            " raises an exception or gives non-finite numbers) or `expired` (Kafka deleted its"
-            " records).",
+            "Total number of batches put in quarantine (set aside untrained), by reason: `poison`"
+            " (the batch crashes workers, raises an exception or gives non-finite numbers) or"
+            " `expired` (Kafka deleted the batch's records).",
             ["reason"],
         )
         self.dead_letters = count(
             "doll_dead_letters_total",
-            "Total number of records that could not be used and that the leader wrote to the"
-            " dead-letter topics of the job's streams.",
+            "Total number of records that could not be used and that the leading coordinator wrote"
+            " to the dead-letter topics of the job's streams.",
         )
         self.checkpoint_failures = count(
             "doll_checkpoint_failures_total",
-            "Total number of failed attempts of the leader to write a checkpoint to object"
-            " storage.",
+            "Total number of failed attempts of the leading coordinator to write a checkpoint to"
+            " object storage.",
         )
         self.group = GroupMetrics(self)
         for metric, values in (
@@ -259,7 +267,7 @@ class CoordinatorMetrics(MetricSet):
         paused = float(self.paused and not self.held) if leading else None
         yield gauge(
             "doll_leading",
-            "1 if this coordinator leads the job; 0 if it stands by.",
+            "1 if this coordinator leads the job; 0 if it stands by to replace the leader.",
             float(leading is not None),
         )
         yield gauge(
@@ -290,8 +298,8 @@ class CoordinatorMetrics(MetricSet):
         group = status.group if status else None
         yield gauge(
             "doll_epoch",
-            "Epoch (number of the current leadership) of the job. Every new leader has a higher"
-            " one, so a change means that the leader changed.",
+            "Epoch of the job: number of the current leadership. Every new leading coordinator has"
+            " a higher epoch, so a change means that the leader changed.",
             of(leading, lambda it: it.epoch),
         )
         yield gauge(
@@ -301,12 +309,13 @@ class CoordinatorMetrics(MetricSet):
         )
         yield gauge(
             "doll_batches_waiting",
-            "Number of claimed batches that no model update contains yet.",
+            "Number of batches that workers have claimed (reserved the records of) and that no"
+            " model update contains yet.",
             of(status, lambda it: it.waiting),
         )
         yield gauge(
             "doll_workers_live",
-            "Number of the job's workers that are alive, as the leader sees them.",
+            "Number of the job's workers that are alive, judged by their heartbeats in Redis.",
             of(status, lambda it: it.live),
         )
         yield gauge(
@@ -317,8 +326,8 @@ class CoordinatorMetrics(MetricSet):
         )
         yield gauge(
             "doll_group_left_out_workers",
-            "Number of live workers that cannot join the group (`aggregation.mode: group`) and"
-            " compute nothing, because they and some members cannot connect to each other.",
+            "Number of live workers that compute nothing, because they cannot connect to all"
+            " workers that hold the model weights (`aggregation.mode: group`).",
             len(group.left_out) if group else None,
         )
 
@@ -356,7 +365,8 @@ class CoordinatorMetrics(MetricSet):
         )
         yield gauge(
             "doll_group_size_batches",
-            "Number of batches (K) that the newest update was to contain.",
+            "Number of batches that the newest update should contain (K); it has fewer if batches"
+            " were missing.",
             of(synchrony, lambda it: it.group_size),
         )
 
@@ -366,7 +376,7 @@ class CoordinatorMetrics(MetricSet):
         yield gauge(
             "doll_workers_busy_ratio",
             "Share of time (0 to 1) that workers spent computing gradients, over the last 20"
-            " updates in the current synchronisation mode; 1 until there are 20.",
+            " updates in the current synchronisation mode; 1 until there are 20 such updates.",
             of(leading, lambda it: it.busy),
         )
         yield gauge(
@@ -396,8 +406,8 @@ def _of_streams(streams: StreamFigures | None) -> Iterator[Metric]:
     yield gauge(
         "doll_stream_lag_records",
         "Number of records of the stream that no worker has claimed for a batch yet, without those"
-        " behind an open transaction. Claimed batches that wait are counted by"
-        " doll_batches_waiting.",
+        " behind an open Kafka transaction. Batches that are claimed and wait for an update are"
+        " counted by doll_batches_waiting.",
         of(streams, lambda it: it.lag),
         "stream",
     )
@@ -409,8 +419,10 @@ def _of_streams(streams: StreamFigures | None) -> Iterator[Metric]:
     )
     yield gauge(
         "doll_stability_ratio",
-        "Arriving work divided by the work that workers can do (Proposition 1 of the paper). The"
-        " job keeps up if `sufficient` is below 1, and falls behind if `necessary` is at least 1.",
+        "Arriving work divided by the work that workers can do (Proposition 1 of the DOLL paper,"
+        " Jiang, Zhang and Joe-Wong). The label `bound` names one of two bounds: the job keeps up"
+        " if the ratio is below 1 for `sufficient`, and falls behind if it is at least 1 for"
+        " `necessary`.",
         of(streams, lambda it: {"sufficient": it.sufficient, "necessary": it.necessary}),
         "bound",
     )

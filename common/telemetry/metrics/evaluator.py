@@ -30,9 +30,9 @@ class EvaluatorMetrics(MetricSet):
         )
         self.evaluations = self.counter(
             "doll_evaluations_total",
-            "Total number of model versions offered for evaluation, by outcome: `done`, or"
-            " `skipped` because a newer version was offered, a new leader rolled the version back,"
-            " or its file was unreadable.",
+            "Total number of model versions that the job's coordinator offered for evaluation, by"
+            " outcome: `done`, or `skipped` because a newer version was offered, a new coordinator"
+            " rolled the version back, or the version's file was unreadable.",
             ["outcome"],
         )
         self.test_s = self.histogram(

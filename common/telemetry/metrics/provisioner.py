@@ -36,12 +36,14 @@ class ProvisionerMetrics(MetricSet):
 
         yield gauge(
             "doll_provisioning",
-            "1 if this provisioner rents the job's machines; 0 if it stands by.",
+            "1 if this provisioner rents the job's machines; 0 if it stands by to replace the one"
+            " that does.",
             float(report is not None),
         )
         yield gauge(
             "doll_machines_running",
-            "Number of machines of the pool that run and are paid for.",
+            "Number of the job's machines in the pool (machines of one kind at one price) that run"
+            " and are paid for.",
             of(report, lambda it: it.running),
             "pool",
         )
@@ -62,8 +64,8 @@ class ProvisionerMetrics(MetricSet):
         )
         yield counter(
             "doll_plans_total",
-            "Total number of plans for the job's machines; the label `feasible` is `no` if no"
-            " choice of machines meets the deadline.",
+            "Total number of plans for the job's machines. The label `feasible` is `no` if no"
+            " choice of machines meets the deadline, otherwise `yes`.",
             of(
                 report,
                 lambda it: {"yes" if ok else "no": plans for ok, plans in it.planned.items()},
@@ -72,7 +74,8 @@ class ProvisionerMetrics(MetricSet):
         )
         yield gauge(
             "doll_price_usd_per_hour",
-            "Current price of one machine of the pool, in US dollars per hour.",
+            "Current price of one machine of the pool (machines of one kind at one price), in US"
+            " dollars per hour.",
             of(report, lambda it: it.prices),
             "pool",
         )
@@ -94,41 +97,43 @@ class ProvisionerMetrics(MetricSet):
         )
         yield gauge(
             "doll_cost_usd_per_update",
-            "Total cost of the job's machines so far divided by its number of updates, in US"
+            "Total cost of the job's machines so far divided by the job's number of updates, in US"
             " dollars.",
             of(report, lambda it: it.usd_per_update(now_s)),
         )
         yield gauge(
             "doll_cost_usd_per_million_records",
-            "Total cost of the job's machines so far per million records in updates, in US"
-            " dollars.",
+            "Total cost of the job's machines so far per million records that the model was"
+            " trained on, in US dollars.",
             of(report, lambda it: it.usd_per_million(now_s)),
         )
         yield gauge(
             "doll_estimated_arrival_records_per_second",
-            "Estimated arrival rate of records in all of the job's streams (the sum of lambda_A),"
-            " in records per second, by bound: `value`, or `low` and `high` of its 90 % interval.",
+            "Estimated arrival rate of records in all of the job's streams, in records per second."
+            " The label `bound` is `value` for the estimate, `low` and `high` for the ends of its"
+            " 90 % interval.",
             of(report, lambda it: _bounds(it, "arrivals_per_s")),
             "bound",
         )
         yield gauge(
             "doll_estimated_gradient_seconds",
-            "Estimated time to compute the gradient of one batch (mu_C), in seconds, by bound:"
-            " `value`, or `low` and `high` of its 90 % interval.",
+            "Estimated time to compute the gradient of one batch, in seconds. The label `bound` is"
+            " `value` for the estimate, `low` and `high` for the ends of its 90 % interval.",
             of(report, lambda it: _bounds(it, "gradient_s")),
             "bound",
         )
         yield gauge(
             "doll_estimated_availability_ratio",
-            "Estimated share of time (0 to 1) that a spot machine of the pool is available"
-            " (alpha), by bound: `value`, or `low` and `high` of its 90 % interval.",
+            "Estimated share of time (0 to 1) that a spot machine of the pool (machines of one"
+            " kind at one price) is available. The label `bound` is `value` for the estimate,"
+            " `low` and `high` for the ends of its 90 % interval.",
             of(report, _availability),
             *("pool", "bound"),
         )
         yield gauge(
             "doll_fleet_capacity_ratio",
             "Work that the job's machines can do divided by the work that arrives (Proposition 1"
-            " of the paper); below 1 the machines cannot keep up.",
+            " of the DOLL paper, Jiang, Zhang and Joe-Wong); below 1, the machines cannot keep up.",
             of(report, lambda it: it.stability),
         )
         yield gauge(
@@ -138,8 +143,8 @@ class ProvisionerMetrics(MetricSet):
         )
         yield gauge(
             "doll_planned_time_left_seconds",
-            "Time until the job is done according to the current plan, in seconds; 0 if it takes"
-            " longer than planned.",
+            "Time until the job is done according to the current plan, in seconds; 0 if the job"
+            " takes longer than planned.",
             of(report, lambda it: it.planned_left_s(now_s)),
         )
 

@@ -79,7 +79,7 @@ class ProcessMetrics(MetricSet):
         )
         self.slow_turns = self.counter(
             "doll_slow_turns_total",
-            "Total number of times that the work on a job kept one of this process's few threads"
+            "Total number of times that the work on a job kept a thread that several jobs share"
             " busy for more than 50 ms without a break.",
             ["job_name"],
         )
@@ -117,8 +117,9 @@ class ProcessMetrics(MetricSet):
         yield gauge(
             "doll_outage_seconds",
             "Time since this process lost the use of a server, in seconds; 0 while the server is"
-            " available. Servers: kafka, redis, storage, schema_registry, tracking, fleet, prices"
-            " and notices.",
+            " available. Servers: kafka, redis, storage (checkpoints), schema_registry, tracking"
+            " (MLflow), fleet (the provider of machines), prices (of machines) and notices (of"
+            " preemptions).",
             *(outages.seconds(), "server"),
         )
         families = dict[str, Metric]()

@@ -25,8 +25,8 @@ class ServeMetrics(MetricSet):
         ).set_function(version)
         self.gauge(
             "doll_served_behind_seconds",
-            "Time since the model server last confirmed that it serves the version that it should"
-            " serve, in seconds.",
+            "Time since the model server last confirmed that it serves the version that it was"
+            " started to serve (such as the newest), in seconds.",
         ).set_function(behind_s)
         self.predictions = self.counter(
             "doll_predictions_total",
@@ -47,8 +47,9 @@ class ServeMetrics(MetricSet):
         )
         self.shadow_difference = self.gauge(
             "doll_shadow_difference",
-            "Mean absolute difference per output between the predictions of the serving model and"
-            " of the shadow model, in the newest batch.",
+            "Mean absolute difference per output between the predictions of the model that answers"
+            " requests and of the shadow model (which gets the same records, only for comparison),"
+            " in the newest batch.",
         )
         self.not_written = self.counter(
             "doll_predictions_not_written_total",

@@ -48,43 +48,44 @@ class WorkerMetrics(MetricSet):
         )
         self.reading = self.gauge(
             "doll_worker_reading",
-            "1 while the worker reads the job's streams; 0 while it pauses because enough of its"
-            " batches wait or because no coordinator leads the job.",
+            "1 while the worker reads the job's streams; 0 while the worker pauses because enough"
+            " of its batches wait for an update, or because no coordinator leads the job.",
         )
         self.stream_behind_s = self.gauge(
             "doll_stream_behind_seconds",
-            "How much older the worker's newest record of the stream's slowest partition is than"
-            " the median of the newest records of the worker's other partitions, in seconds; 0 if"
-            " no record waits.",
+            "Delay of the stream's slowest partition on this worker, in seconds: how much older"
+            " the newest record read from that partition is than the median of those read from the"
+            " worker's other partitions; 0 if no record waits.",
             ["stream"],
         )
         self.stage_s = self.histogram(
             "doll_worker_stage_seconds",
-            "Duration of one stage of the worker's work, in seconds: `indicator` (until Kafka has"
-            " stored a claim), `fetch` (loading of a model), `gradient` (computation of the"
-            " gradients that one request asks for) or `push` (upload of a gradient).",
+            "Duration of one stage of the worker's work, in seconds: `indicator` (writing of a"
+            " claim, which reserves a batch's records, to Kafka), `fetch` (loading of the"
+            " weights), `gradient` (computation of all gradients of one request) or `push` (upload"
+            " of a gradient).",
             ["stage"],
         )
         self.gradients_failed = counter(
             "doll_gradients_failed_total",
-            "Total number of the leader's requests for gradients that the worker could not answer"
-            " with one, by reason: `model_missing` (Redis lacks the weights), `unreadable` (Kafka"
-            " did not return the records), `expired` (Kafka deleted the records), `raised` (the"
-            " task raised an exception), `not_finite` (loss or gradient is not finite) or `task`"
-            " (the task is wrong for any data).",
+            "Total number of requests for gradients, from the leading coordinator, that the worker"
+            " could not answer with a gradient, by reason: `model_missing` (Redis lacks the"
+            " weights), `unreadable` (Kafka did not return the records), `expired` (Kafka deleted"
+            " the records), `raised` (the task raised an exception), `not_finite` (loss or"
+            " gradient is not finite) or `task` (the task fails with any data).",
             ["reason"],
         )
         self.copied_bytes = counter(
             "doll_group_copied_bytes_total",
             "Total number of bytes of weights and optimizer state that the worker copied from"
-            " another member or from storage to join the group (`aggregation.mode: group`) or"
-            " catch up.",
+            " another worker or from object storage, to join the workers that hold the weights"
+            " (`aggregation.mode: group`) or to catch up with them.",
         )
         self.moved_bytes = counter(
             "doll_worker_moved_bytes_total",
             "Total number of bytes of weights and gradients that the worker `sent` or `received`"
-            " through Redis and in direct transfers between workers, without storage. Transfers"
-            " between workers are counted as if in a ring.",
+            " through Redis and in direct transfers between workers, without object storage. Sums"
+            " among workers count with the bytes of a ring all-reduce.",
             ["direction"],
         )
         for metric, values in (

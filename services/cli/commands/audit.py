@@ -32,15 +32,17 @@ def audit(
     last: Annotated[
         int,
         typer.Option(
-            min=0, help="Number of newest versions in the table; --json has all versions."
+            min=0,
+            help="Number of versions of the model to show: the newest ones. --json prints all"
+            " versions.",
         ),
     ] = 10,
 ) -> None:
-    """Prove from Kafka alone that every record was used once, and show each version's records.
+    """Prove from Kafka alone that every record was used once, and show the records of each update.
 
     Exits with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
-    5 if there is a gap, an overlap or a batch used twice, and with 6 if Kafka no longer has the
-    first records of the job's own topics.
+    5 if a record is missing or was used twice, and with 6 if Kafka has deleted the first records of
+    the job's own topics, so that nothing can be proved.
 
     Example: [bold]doll audit digits --last 5[/]
     """

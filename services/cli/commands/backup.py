@@ -21,8 +21,8 @@ File = Annotated[
 def backup(context: typer.Context, file: File) -> None:
     """Save all jobs and API keys from Kafka to a file that only its owner can read.
 
-    An existing backup is replaced atomically, but never by one with fewer jobs or keys. The file
-    holds secrets.
+    An existing backup file is replaced atomically. If Kafka now has fewer jobs or API keys than
+    that file, the command fails and keeps the file. The file holds secrets.
 
     Example: [bold]doll backup doll-backup.json[/]
     """
@@ -57,14 +57,14 @@ def restore(
         bool,
         typer.Option(
             "--replace",
-            help="Overwrite jobs and keys that Kafka has with other content. If unset, the restore"
-            " fails if there are any.",
+            help="If Kafka already has a job or an API key of the backup, but with other content,"
+            " overwrite it with the backup's content. If unset, the restore fails in this case.",
         ),
     ] = False,
 ) -> None:
     """Restore jobs and API keys from a backup after Kafka has lost them.
 
-    Services continue with the restored records and need no restart.
+    Running services use the restored jobs and keys without a restart.
 
     Example: [bold]doll restore doll-backup.json[/]
     """

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List records and batches that jobs could not use, and write them to a topic again.",
+    help="Count records and batches that jobs could not use (dead letters), and write their"
+    " records to a topic again.",
 )
 
 # Maximum number of reasons shown.
@@ -56,26 +57,39 @@ def show(context: typer.Context, job: JobName) -> None:
 @app.command()
 def replay(  # noqa: PLR0913 -- each is an option of its own
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="Datastream whose dead letters are replayed.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            help="Topic of the original records; their dead letters are in the topic TOPIC.dlq."
+        ),
+    ],
     reason: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="Replay only dead letters whose reason contains this text."
+            metavar="TEXT",
+            help="Replay only dead letters whose reason (why the record could not be used)"
+            " contains this text.",
         ),
     ] = "",
     job: Annotated[
         str,
-        typer.Option(help="Replay only dead letters of this job. Optional. If unset, of all jobs."),
+        typer.Option(
+            help="Replay only records that this job could not use. Optional. If unset, those of"
+            " all jobs."
+        ),
     ] = "",
     to: Annotated[
         str,
-        typer.Option(
-            help="Topic to write the records to. Optional. If unset, the datastream itself."
-        ),
+        typer.Option(help="Topic to write the records to. Optional. If unset, TOPIC itself."),
     ] = "",
     *,
     every: Annotated[
-        bool, typer.Option("--all", help="Replay dead letters with any reason.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Replay all dead letters of the topic, whatever the reason. Required unless"
+            " --reason is given.",
+        ),
     ] = False,
     again: Annotated[
         bool,
@@ -86,11 +100,12 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         typer.Option("--dry-run", help="Print what would be replayed, without writing anything."),
     ] = False,
 ) -> None:
-    """Write the records of dead letters to a topic again, for all readers of the topic.
+    """Write records that jobs could not use (dead letters) to a topic again, for all its readers.
 
-    They become new records with the same keys and headers, and a header `replayed_from` with the
-    original address. Each is written once; if the command is interrupted, run it again to write the
-    rest. `doll job requeue` can no longer train replayed batches.
+    The records are written as new ones with the same keys and headers, and a header `replayed_from`
+    that names the original offset. Each record is written once; if the command is interrupted, run
+    it again to write the rest. After the replay of a quarantined batch, `doll job requeue` can no
+    longer train that batch.
 
     Example: [bold]doll dlq replay clinic-a --reason "label: is missing" --dry-run[/]
     """

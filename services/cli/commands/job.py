@@ -66,12 +66,15 @@ def submit(
     *,
     unchecked: Annotated[
         bool,
-        typer.Option("--unchecked", help="Skip the check that builds the job's own task."),
+        typer.Option(
+            "--unchecked",
+            help="Skip the check that creates the job's task, if the task is a class of your own.",
+        ),
     ] = False,
 ) -> None:
     """Check and submit a job; a running coordinator then starts it.
 
-    If the job has a task of its own, the check builds it, which takes up to 60 s.
+    If the job's task is a class of your own, the check creates an instance, which takes up to 60 s.
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
@@ -98,9 +101,10 @@ def submit(
 def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all jobs with their state, lag, and counts of unused and lost data.
 
-    Lag is the number of records that wait for training. Skipped records do not decode; expired
-    ones were deleted by Kafka before they were trained; lost ones were trained before Kafka lost
-    them. Quarantined counts batches that were given up. "-" means unknown, "+" at least.
+    Lag is the number of records that wait for training. Skipped records could not be decoded;
+    expired records were deleted by Kafka before they were trained; lost records were trained, and
+    Kafka lost them afterwards. Quarantined batches were set aside because they could not be
+    trained. "-" means that a number is unknown, "12+" at least 12.
 
     Example: [bold]doll job list[/]
     """
@@ -178,15 +182,18 @@ def resume(
         bool,
         typer.Option(
             "--after-loss",
-            help="Accept that data is lost. If Kafka lost records, continue from the best snapshot"
-            " that the job's own topics still cover, and read a cut stream from where it now"
-            " begins. If a checkpoint is missing, continue from the newest existing one.",
+            help="Accept that data is lost. If Kafka lost records of the job's own topics,"
+            " continue from the newest saved state of the job that does not depend on the lost"
+            " records. If a stream lost records, read on after them. If a checkpoint is missing,"
+            " continue from the newest one that exists.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag
         bool,
         typer.Option(
-            "--from-start", help="With --after-loss: restart from version 0 if no snapshot is left."
+            "--from-start",
+            help="With --after-loss: if no saved state of the job is left, restart the model from"
+            " its initial weights (version 0).",
         ),
     ] = False,
     read_from: Annotated[
@@ -200,7 +207,7 @@ def resume(
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Resume a paused, stopped or held job exactly where it stopped.
+    """Resume a paused, stopped or held job at the record where it stopped.
 
     `doll job show` prints why a job is held, which options to give, and what will be lost.
 
@@ -217,7 +224,7 @@ def resume(
 
 @app.command()
 def stop(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Stop a job after a last checkpoint, and free its workers; its model and audit trail stay.
+    """Stop a job after a last checkpoint, and free its workers; its model and its topics stay.
 
     A job that has finished does not change. `doll job resume` continues a stopped job.
 
@@ -234,7 +241,7 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         str | None,
         typer.Option(
             metavar="SECONDS|none",
-            help="Deadline in seconds after the submission; none removes it.",
+            help="Deadline of the job, in seconds after its submission; none removes the deadline.",
         ),
     ] = None,
     group_size: Annotated[
@@ -248,23 +255,24 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         str | None,
         typer.Option(
             metavar="MODE|BLOCK|none",
-            help="Synchronisation between workers: a mode, or the block `synchronisation` of a job"
-            ' file, such as "{mode: averaging, local_rate: 0.1}"; none restores the default.',
+            help="Synchronisation between workers: a mode (synchronous, stale, asynchronous or"
+            ' averaging), or the block `synchronisation` of a job file, such as "{mode: averaging,'
+            ' local_rate: 0.1}"; none restores the default, synchronous.',
         ),
     ] = None,
     compression: Annotated[
         str | None,
         typer.Option(
             metavar="BLOCK|none",
-            help="Limit on the model changes that are sent to workers: the block `compression` of a"
-            ' job file, such as "{significance: 1.5}"; none sends all changes.',
+            help="Limit on the changes of weights that are sent to workers: the block"
+            ' `compression` of a job file, such as "{significance: 1.5}"; none sends all changes.',
         ),
     ] = None,
     tuner: Annotated[
         str | None,
         typer.Option(
             metavar="BLOCK|none",
-            help="Settings to tune from measurements: the block `tuner` of a job file, such as"
+            help="Settings that DOLL tunes by itself: the block `tuner` of a job file, such as"
             ' "{group_size: [2, 24]}"; none turns tuning off.',
         ),
     ] = None,
@@ -272,19 +280,20 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         str | None,
         typer.Option(
             metavar="MODE|BLOCK|none",
-            help="Which processes sum gradients and hold the weights: a mode, or the block"
-            ' `aggregation` of a job file, such as "{mode: group, layout: slices}"; none restores'
-            " the default.",
+            help="Which processes sum gradients and hold the weights: board (the coordinator),"
+            ' group (the workers), or the block `aggregation` of a job file, such as "{mode:'
+            ' group, layout: slices}"; none restores the default, board.',
         ),
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Change settings of a job, such as K or the deadline; they apply from its next update on.
+    """Change settings of a job, such as its deadline; they apply from the job's next update on.
 
-    The job may be running or not. A new b takes effect at each worker's next batch. A block
-    replaces the whole previous block. With the optimizers sgd and momentum of the mean, the
-    learning rate changes in proportion to K, unless --learning-rate is given. If --aggregation
-    moves the weights to other processes, the weights are stored first.
+    The job may be running, paused or stopped. A new batch size applies from each worker's next
+    batch on. An option with a block, such as --tuner, replaces the whole previous block. With
+    `reduction: mean` and the optimizer sgd or momentum, --group-size changes the learning rate in
+    proportion, unless --learning-rate is given. If --aggregation moves the weights to other
+    processes, the weights are stored in a checkpoint first.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
 
@@ -333,7 +342,7 @@ def delete(
         typer.Option(
             "--purge",
             help="Remove the job's topics, keys in Redis and files for good, so that its name can"
-            " be used again. May be repeated, and works for jobs that were deleted before.",
+            " be used again. Works for deleted jobs, too; if it fails halfway, run it again.",
         ),
     ] = False,
     yes: Annotated[
@@ -379,7 +388,7 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
     """Print events of a job (updates, workers, machines, plans, drift) until Ctrl-C.
 
     First prints all changes of the job so far and who made them. With --json, prints one line per
-    event with all its data; the data of `job` events has all changes.
+    event with all its data; the data of each `job` event has all changes so far.
 
     Example: [bold]doll job events digits[/]
     """
@@ -405,9 +414,9 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
 def logs(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print decisions about a job: changes, leaders, quarantined batches, evaluations, drift.
 
-    Changes come from the job's record and name who made them. The rest comes from the audit trail
-    in Kafka, without records of deposed leaders. `doll audit` shows the updates. With --json,
-    prints one line per record.
+    Changes name who made them. The other decisions are those that the job's coordinators recorded
+    in Kafka, except records of a coordinator that was no longer the leader. `doll audit` shows the
+    updates of the model. With --json, prints one line per record.
 
     Example: [bold]doll job logs digits[/]
     """

@@ -29,7 +29,9 @@ def create(
     name: Name,
     role: Annotated[
         Literal["viewer", "operator"],
-        typer.Option(help="viewer may read; operator may also change jobs."),
+        typer.Option(
+            help="Role of the key: a viewer can read jobs; an operator can also change them."
+        ),
     ],
     note: Annotated[
         str, typer.Option(help="Note for people, such as who holds the key and why.")

@@ -33,13 +33,16 @@ def pull(
         Path, typer.Option("--output", "-o", help="File to write, ending with .safetensors.")
     ],
     version: Annotated[
-        str, typer.Option(help="Version to write: a number, newest or best.")
+        str,
+        typer.Option(
+            help="Version to write: a number, newest, or best (the lowest training loss)."
+        ),
     ] = "newest",
 ) -> None:
     """Write a model's weights to a file that `safetensors.torch.load_file` reads.
 
-    The version must be stored in a checkpoint or a hot snapshot: see `doll model list`. `best` is
-    the version with the lowest mean loss over its last updates.
+    `doll model list` lists the versions that are stored and can be written. `best` is the stored
+    version with the lowest mean training loss over the last updates before it.
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
@@ -70,7 +73,7 @@ def export(
     """Export a model as a program that runs without the task's code (`torch.export` or ONNX).
 
     The program's inputs are the fields that the task's `forward` reads, in the order of the job
-    file, for any number of records. Its metadata describes the model.
+    file, for any number of records. The program's metadata describes the model.
 
     Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """
@@ -90,7 +93,8 @@ def export(
 def list_versions(context: typer.Context, job: JobName) -> None:
     """List the versions of a job's model whose weights are stored, newest first.
 
-    `loss` is the mean over a version's last updates; `best` is the version with the lowest loss.
+    `loss` is the mean training loss of the last updates before the version was stored. For `doll
+    model pull`, the version `best` is the one with the lowest loss.
 
     Example: [bold]doll model list digits[/]
     """

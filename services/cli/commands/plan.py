@@ -54,16 +54,17 @@ def plan(  # noqa: PLR0913 -- the options of a command
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with one worker's records per second on each line, instead of --workers and"
-            " --rate.",
+            help="File with one line per worker: the records per second that arrive at the worker."
+            " Used instead of --workers and --rate.",
         ),
     ] = None,
     job: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Take K, b, the remaining updates and the remaining time from this job, and the"
-            " rates from its recent arrivals. Other options override these values.",
+            help="Take the batch size, the group size, the remaining updates and the remaining"
+            " time from this job, and the rates from its recent arrivals. Other options override"
+            " these values.",
         ),
     ] = "",
     group_size: Annotated[
@@ -71,12 +72,12 @@ def plan(  # noqa: PLR0913 -- the options of a command
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Number of records per batch (b).")] = None,
     updates: Annotated[
-        float | None, typer.Option(help="Number of updates left to make (J).")
+        float | None, typer.Option(help="Number of updates of the model that are left to make (J).")
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds left until the deadline.")] = None,
     availability: Annotated[
         float | None,
-        typer.Option(help="Share of the time that a spot machine is available, 0 to 1."),
+        typer.Option(help="Share of time, from 0 to 1, that a spot machine is available."),
     ] = None,
     spot_price: Annotated[
         float | None, typer.Option(help="Price of a spot machine, in US dollars per hour.")
@@ -87,8 +88,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
     cycle: Annotated[
         float | None,
         typer.Option(
-            help="Mean time in seconds between two preemptions of a spot machine. The probability"
-            " of meeting the deadline depends on it.",
+            help="Mean time from one preemption of a spot machine to the next, in seconds. Used to"
+            " compute the probability of meeting the deadline.",
             show_default="1000",
         ),
     ] = None,
@@ -97,46 +98,61 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.Option(
             metavar="FILE",
             help="Market file to read prices and availability from, instead of --availability,"
-            " --cycle and both prices. Plans for its cheapest spot pool, with the mean of recorded"
-            " prices.",
+            " --cycle, --spot-price and --on-demand-price. The plan uses the cheapest pool (kind)"
+            " of spot machines in the file, and the mean of recorded prices.",
         ),
     ] = None,
     traces: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of recorded availability, instead of --availability and --cycle. With"
-            " --market, it has one file per pool; without, each file is a pool at --spot-price.",
+            help="Folder with files of recorded availability of spot machines, instead of"
+            " --availability and --cycle. With --market, it has one file for each pool of the"
+            " market; without --market, each file is a pool of machines that cost --spot-price.",
         ),
     ] = None,
     update_mb: Annotated[
         float | None,
         typer.Option(
-            help="Megabytes that a machine sends and receives per update. Used for pools of"
-            " --market that charge for transfer."
+            help="Megabytes that a machine sends and receives per update. Used if a pool of"
+            " --market charges for network traffic."
         ),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="bidbrain",
-            help="Print the bids of the policy bidbrain at the latest prices of --market, for a"
-            " backlog and at most --workers machines. Needs --gradient instead of rates. Optional."
-            " If unset, plan with the paper's method.",
+            help="Print the bids for spot machines that process a backlog at the lowest cost"
+            " (bidbrain, from the Proteus paper, Harlap et al. 2017), at the latest prices of"
+            " --market and for at most --workers machines. Needs --gradient instead of rates."
+            " Optional. If unset, plan for live streams with the method of the DOLL paper (Jiang,"
+            " Zhang and Joe-Wong).",
         ),
     ] = None,
     gradient: Annotated[
         float | None,
-        typer.Option(help="With --policy bidbrain: mean seconds per gradient on demand."),
+        typer.Option(
+            help="Mean time to compute the gradient of one batch on an on-demand machine, in"
+            " seconds. For --policy bidbrain."
+        ),
     ] = None,
     probability: Annotated[
         float | None,
-        typer.Option(help="Meet the deadline with this probability, 0 to 1. If unset, on average."),
+        typer.Option(
+            help="Minimum probability of meeting the deadline, from 0 to 1. Optional. If unset,"
+            " the plan meets the deadline on average."
+        ),
     ] = None,
     spot: Annotated[
-        int | None, typer.Option(help="Evaluate this number of spot workers instead of planning.")
+        int | None,
+        typer.Option(
+            help="Number of workers on spot machines for which to compute cost and runtime."
+            " Optional. If unset, the cheapest number is planned."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 

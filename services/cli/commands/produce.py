@@ -43,15 +43,22 @@ def produce(  # noqa: PLR0913 -- the options of a command
     poisson: Annotated[
         bool,
         typer.Option(
-            "--poisson", help="Send at random (Poisson) times instead of evenly spaced ones."
+            "--poisson",
+            help="Send records at random (Poisson) times instead of evenly spaced ones.",
         ),
     ] = False,
     records: Annotated[
-        int, typer.Option(min=0, help="Stop after this many records; 0 sends all.")
+        int,
+        typer.Option(
+            min=0, help="Number of records after which to stop; 0 sends the whole data set."
+        ),
     ] = 0,
     repeat: Annotated[
         bool,
-        typer.Option("--repeat", help="Repeat the data set until --records are sent, or Ctrl-C."),
+        typer.Option(
+            "--repeat",
+            help="Repeat the data set until --records records are sent, or until Ctrl-C.",
+        ),
     ] = False,
     in_order: Annotated[
         bool,
@@ -69,13 +76,13 @@ def produce(  # noqa: PLR0913 -- the options of a command
         ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed for order, distortions and arrival times.")
+        int, typer.Option(min=0, help="Seed of the random order, distortions and arrival times.")
     ] = 0,
     create_partitions: Annotated[
         int,
         typer.Option(
             min=0,
-            help="If the topic does not exist, create it with this many partitions; 0"
+            help="Number of partitions with which the topic is created if it does not exist; 0"
             " reports an error instead.",
         ),
     ] = 0,
@@ -91,12 +98,14 @@ def produce(  # noqa: PLR0913 -- the options of a command
     ] = "",
     leave_out: Annotated[
         list[str] | None,
-        typer.Option(help="CSV and Parquet only: column to leave out. Repeatable."),
+        typer.Option(help="CSV and Parquet only: column that is not sent. Repeatable."),
     ] = None,
     rows: Annotated[
         bool,
         typer.Option(
-            "--rows", help="CSV only: send each row as a JSON object with the header's names."
+            "--rows",
+            help="CSV only: send each row as a JSON object whose keys are the column names of the"
+            " header.",
         ),
     ] = False,
     text: Annotated[
@@ -106,19 +115,24 @@ def produce(  # noqa: PLR0913 -- the options of a command
             " pattern such as `C*`. Repeatable."
         ),
     ] = None,
-    job: Annotated[str, typer.Option(help="Job whose backlog --max-lag limits.")] = "",
+    job: Annotated[
+        str, typer.Option(help="Job whose backlog of untrained records --max-lag limits.")
+    ] = "",
     max_lag: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Pause while --job has this many unsettled records in the topic; 0 never pauses.",
+            help="Pause while the topic has this many records that --job has not trained yet; 0"
+            " never pauses.",
         ),
     ] = 0,
 ) -> None:
-    """Send a data set to a topic, once or forever; after a stall, it catches up with --rate.
+    """Send the records of a data set to a topic, once or forever.
 
     Rows of Parquet are sent as JSON objects, in order and each exactly once. If the command is
     interrupted, run it again to send the rest.
+
+    After a stall, all records that are due at --rate are sent at once.
 
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]

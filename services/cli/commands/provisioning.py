@@ -34,7 +34,7 @@ app = typer.Typer(
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show a job's current plan for rented machines, estimates, and cost compared with on demand.
+    """Show a job's planned machines, the reasons, and the cost compared with on-demand machines.
 
     Example: [bold]doll provisioning show digits[/]
     """
@@ -45,9 +45,11 @@ def show(context: typer.Context, job: JobName) -> None:
 def replan(
     context: typer.Context,
     job: JobName,
-    reason: Annotated[str, typer.Option(help="Reason for the request, recorded with it.")] = "",
+    reason: Annotated[
+        str, typer.Option(help="Reason for the request, recorded with the request.")
+    ] = "",
 ) -> None:
-    """Request a new plan from a job's provisioning policy; it is made within a few seconds.
+    """Request a new plan for the machines that are rented for a job, within a few seconds.
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
@@ -61,12 +63,12 @@ def prices(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Market file to read prices from. Optional. If unset, the market of the admin"
-            " service.",
+            help="Market file to read prices from. Optional. If unset, the market file of the"
+            " admin service.",
         ),
     ] = None,
 ) -> None:
-    """Show the current price of each pool of machines, in US dollars per hour.
+    """Show the current price of a machine of each pool (kind of machine), in US dollars per hour.
 
     Example: [bold]doll prices --market docs/examples/market.yaml[/]
     """

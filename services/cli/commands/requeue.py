@@ -26,11 +26,16 @@ Batches = Annotated[
     typer.Option(
         "--batch",
         metavar="OFFSET",
-        help="Batch by its offset, as `doll job requeue JOB` lists it. Repeatable.",
+        help="Batch, by its number in the list that `doll job requeue JOB` prints. Repeatable.",
     ),
 ]
 All = Annotated[
-    bool, typer.Option("--all", help="Apply to every quarantined batch that allows it.")
+    bool,
+    typer.Option(
+        "--all",
+        help="Apply to every quarantined batch, except those that were replayed and those whose"
+        " records Kafka has deleted.",
+    ),
 ]
 
 
@@ -41,11 +46,12 @@ def requeue(
     *,
     all_batches: All = False,
 ) -> None:
-    """Train quarantined batches of a job again, as if they were new.
+    """Train batches again that a job set aside (quarantined) because they could not be trained.
 
-    Use this command after the task is fixed. Without --batch or --all, it lists the quarantined
-    batches and the reasons. If the job is held because of them, run `doll job resume` afterwards.
-    Batches that expired or were replayed cannot be requeued.
+    Use this command after you have fixed the job's task. Without --batch or --all, the command
+    lists the quarantined batches and the reasons. If the job is held because of these batches, run
+    `doll job resume` afterwards. Batches whose records Kafka has deleted and batches that were
+    replayed cannot be requeued.
 
     Example: [bold]doll job requeue digits --all[/]
     """
@@ -71,11 +77,12 @@ def replay(
 ) -> None:
     """Write the records of quarantined batches to their topics again, for all readers.
 
-    Use this command if other systems need the records, too; `doll job requeue` is for the job
-    alone. The batch stays quarantined for good. Its records become new records with the same keys
-    and a header `replayed_from`. Each batch is written completely and once; if the command is
-    interrupted, run it again to write the rest. `doll dlq replay` replays records that did not
-    decode, and all dead letters with a given reason.
+    Quarantined batches are those that could not be trained. Use this command if other readers of
+    the topics need the records, too; to train them again in this job alone, use `doll job requeue`.
+    A replayed batch stays quarantined for good. Its records are written as new records with the
+    same keys and a header `replayed_from`, which names the original offset. Each batch is written
+    completely and once; if the command is interrupted, run it again to write the rest. To replay
+    records that could not be decoded, use `doll dlq replay`.
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """

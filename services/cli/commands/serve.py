@@ -13,10 +13,10 @@ from services.cli.system.outside import outside_of
 # Descriptions of the services.
 _SAID = {
     "admin": "admin service (the REST API and the live page)",
-    "coordinator": "coordinator (leads jobs and makes updates)",
-    "evaluator": "evaluator (tests versions of models on separate data)",
+    "coordinator": "coordinator (leads jobs and updates their models)",
+    "evaluator": "evaluator (tests models on separate data while they are trained)",
     "provisioner": "provisioner (rents machines for jobs)",
-    "serve": "prediction service",
+    "serve": "prediction service (answers prediction requests with a trained model)",
     "worker": "worker (reads records and computes gradients)",
 }
 # All arguments after the command, including `--help`, are passed to the service.

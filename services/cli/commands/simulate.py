@@ -30,15 +30,17 @@ def simulate(
     *,
     runs: Annotated[int, typer.Option(min=1, help="Number of simulated runs per policy.")] = 12,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed for rates, arrivals, prices and preemptions.")
+        int, typer.Option(min=0, help="Seed of the random rates, arrivals, prices and preemptions.")
     ] = 0,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Policy to simulate: on-demand, static, adaptive, chance or pools, or bidbrain for"
-            " a backlog. Repeat the option to compare policies. Optional. If unset, the policy of"
-            " the file.",
+            help="Policy that rents machines: on-demand (no spot machines), static (a mix that"
+            " meets the deadline on average, chosen once), adaptive (the mix is chosen again when"
+            " conditions change), chance (a mix that meets the deadline with a given probability),"
+            " pools (spot machines of several kinds), or bidbrain (bids, for a backlog). Repeat"
+            " the option to compare policies. Optional. If unset, the policy of the file.",
         ),
     ] = None,
     as_json: Annotated[

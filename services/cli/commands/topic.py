@@ -28,7 +28,7 @@ def describe(
         ),
     ] = "",
 ) -> None:
-    """Read the newest records of a topic, and propose `records` and `task` for a job file.
+    """Read a topic's newest records, and propose the blocks `records` and `task` of a job file.
 
     Check the proposal before you use it: the value to predict, and the fields to use or leave out.
 

@@ -46,15 +46,16 @@ def up(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Market file. Starts a provisioner, which rents machines of this market for jobs"
-            " with a `provisioning` block.",
+            help="Market file, which lists machines to rent and their prices. Starts a"
+            " provisioner, which rents these machines for jobs with a `provisioning` block.",
         ),
     ] = None,
     evaluator: Annotated[
         bool,
         typer.Option(
             "--evaluator",
-            help="Start an evaluator, for jobs with `evaluation` or `tracking` in their job file.",
+            help="Start an evaluator, which tests models and reports to MLflow, for jobs with"
+            " `evaluation` or `tracking` in their job file.",
         ),
     ] = False,
     directory: Annotated[
@@ -65,20 +66,22 @@ def up(
         bool | None,
         typer.Option(
             "--kafka-real/--kafka-built-in",
-            help="Start Apache Kafka, or the small built-in Kafka.",
+            help="Start Apache Kafka, or the small built-in Kafka, which loses all data when it"
+            " ends.",
             show_default="Apache Kafka if Java and Maven are installed",
         ),
     ] = None,
 ) -> None:
     """Run all of DOLL on this machine until Ctrl-C; its workers serve every submitted job.
 
-    Prints the environment variables that other terminals need, such as the URL and key of the
-    API, and writes them to DIRECTORY/environment, which other users cannot read. The API and the
-    live page accept connections from this machine only, on port DOLL_API_PORT (8080). The printed
-    key allows everything.
+    Prints the environment variables that other terminals need, such as the URL and key of the API,
+    and writes them to DIRECTORY/environment, which other users cannot read. The API and the live
+    page accept connections from this machine only, on port DOLL_API_PORT (8080). The printed key
+    has the role operator, which may do everything.
 
     Apache Kafka needs Java 17, and Maven to download it the first time. The built-in Kafka needs
-    neither and is for a first try: it keeps 5 MB of each partition, and loses all data at its end.
+    neither and is for a first try: it keeps 5 MB of each partition, and loses all data when it
+    ends.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
@@ -185,7 +188,7 @@ def _start_kafka(
             return broker
     console.print(
         f"Kafka: the built-in one, for a first try: it keeps {KEPT_BYTES >> 20} MB of each"
-        f" partition, and loses all data at its end ({why})",
+        f" partition, and loses all data when it ends ({why})",
         markup=False,
     )
     return None

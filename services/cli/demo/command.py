@@ -48,7 +48,7 @@ def demo(
         float | None,
         typer.Option(
             min=1,
-            help="Length of the stream, in seconds.",
+            help="Time for which records are sent, in seconds.",
             show_default="30, or 75 with --provision",
         ),
     ] = None,
@@ -68,8 +68,8 @@ def demo(
         bool,
         typer.Option(
             "--provision",
-            help="Run the workers on machines rented from a simulated market, to meet a deadline at"
-            " low cost.",
+            help="Run the workers on machines rented from a simulated cloud market, to meet a"
+            " deadline at low cost.",
         ),
     ] = False,
 ) -> None:
@@ -80,10 +80,10 @@ def demo(
     record was lost or used twice, otherwise with 5.
 
     With --provision, the workers run on spot and on-demand machines of a simulated market, which
-    replays recorded prices and preempts spot machines at random. A policy rents machines to meet a
-    deadline. Exits with 1 if the deadline is missed.
+    replays recorded prices and preempts spot machines at random. DOLL rents machines so that
+    training meets a deadline. Exits with 1 if the deadline is missed.
 
-    Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
+    Example: [bold]doll demo --seconds 20 --workers 4[/] or [bold]doll demo --provision[/]
     """
     from common.embedded.fork_server import prepare
 
