@@ -80,7 +80,7 @@ class BoardAggregation:
             do.Drop(reply, "the message is for a group of members, but this job does not use one"),
         )
 
-    def take_reborn(self) -> frozenset[WorkerId]:
+    def take_restarted(self) -> frozenset[WorkerId]:
         """Return no worker. A restarted process is as good as the old one."""
         return frozenset()
 

@@ -534,7 +534,7 @@ class BatchAssigner:
         idle = not fleet.loads[worker] and fleet.tried is None
         return idle and not in_flight and self._times.is_old(worker, now)
 
-    def let_go(self, offsets: Collection[int], worker: WorkerId | None = None) -> None:
+    def settle(self, offsets: Collection[int], worker: WorkerId | None = None) -> None:
         """Stop waiting for these batches, and remove orders that have no batch left.
 
         Args:

@@ -201,7 +201,7 @@ class Rounds:
         if gradient.traffic is not UNSET:
             self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
         round_.add(gradient)
-        self.assigner.let_go(offsets, gradient.worker)
+        self.assigner.settle(offsets, gradient.worker)
         self._suspects.clear(offsets)
         self.not_finite.clear()
         return round_, ""
@@ -270,7 +270,7 @@ class Rounds:
         self.assigner.drop(worker, offsets, version)
         return self._blame(blamed, alone)
 
-    def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
+    def worker_lost(self, worker: WorkerId) -> tuple[Batch, ...]:
         """Process the death of a worker. Return the batches that are poison now."""
         hands = self.assigner.given_to(worker)
         in_hand = {offset for hand in hands for offset in hand.offsets}
@@ -284,13 +284,13 @@ class Rounds:
         if round_ is None:
             return None
         self._suspects.clear([offset])
-        self.assigner.let_go([offset])
+        self.assigner.settle([offset])
         return round_.todo.pop(offset)
 
     def give_up(self, round_: Round) -> tuple[Batch, ...]:
         """Remove all uncounted batches from a round (`on_missing: proceed`)."""
         missing = tuple(round_.todo.values())
-        self.assigner.let_go(round_.todo)
+        self.assigner.settle(round_.todo)
         round_.todo.clear()
         return missing
 

@@ -417,8 +417,8 @@ class Leader:
         if isinstance(reply, Broken) and reply.unreachable:
             # The unreachable member has probably died. Find out now instead of at the next poll.
             yield do.ReadHeartbeats()
-        for worker in self._aggregation.take_reborn():
-            for batch in self.rounds.vanish(worker):
+        for worker in self._aggregation.take_restarted():
+            for batch in self.rounds.worker_lost(worker):
                 yield from self._quarantine(batch, DIED)
 
     def workers_seen(
@@ -437,7 +437,7 @@ class Leader:
         for worker in sorted(departures.left):
             self.rounds.assigner.release(worker)
         for worker in sorted(departures.lost):
-            for batch in self.rounds.vanish(worker):
+            for batch in self.rounds.worker_lost(worker):
                 yield from self._quarantine(batch, DIED)
         yield from self._advance(now)
 

@@ -218,7 +218,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Detach from a process that stays, whose exit code is not needed any more."""
         # Otherwise `Popen` would warn that the process still runs.
         if self.running():

@@ -167,7 +167,7 @@ class Replayer:
         """
         counts = dict[Outcome, int].fromkeys(("new", "again", "cut"), 0)
         waiting, size = list[_New](), 0
-        for new in _anew(self._log, dead_letters, to, again=again):
+        for new in _rewritten(self._log, dead_letters, to, again=again):
             if not isinstance(new, _New):
                 counts[new] += 1
                 continue
@@ -232,7 +232,7 @@ def unfinished(log: Log, quarantine: Quarantine) -> list[Batch]:
     return [each for each in quarantine.replayed() if any(dead_letters.missing(job, each, None))]
 
 
-def _anew(
+def _rewritten(
     log: Log, dead_letters: Iterable[DeadLetter], to: str, *, again: bool
 ) -> Iterator[_New | Outcome]:
     """Yield each record of the dead letters as it is to be written, or why it is skipped."""

@@ -181,7 +181,7 @@ class KafkaStreamReader:
 
     def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
         """See the port. Partitions that this member does not own are left out."""
-        if any(self._is_anew(partition, positions[partition]) for partition in positions):
+        if any(self._is_recreated(partition, positions[partition]) for partition in positions):
             self._rejoin()
         for partition in self._owned & positions.keys():
             self._silence(partition)
@@ -193,7 +193,7 @@ class KafkaStreamReader:
                 self._unidentified.add(partition)
         self._seek_unsought()
 
-    def _is_anew(self, partition: Partition, position: int | LogPosition) -> bool:
+    def _is_recreated(self, partition: Partition, position: int | LogPosition) -> bool:
         """Return True if the position's topic is another one than the client has seen."""
         topic_id = LogPosition.of(position).topic_id
         return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id

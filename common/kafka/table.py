@@ -322,7 +322,7 @@ class CompactedTable(Generic[T]):
         end = self._bounds().end
         # The topic lost records, so all that was read is in doubt.
         if tail.position() > end:
-            self._begin_anew()
+            self._read_again()
             tail = self._tail()
         while tail.position() < end:
             if monotonic() > until:
@@ -340,10 +340,10 @@ class CompactedTable(Generic[T]):
             records = self._tail().read(_READ_RECORDS, timeout_s)
         # The topic is not the one that was read.
         except (ExpiredError, TruncatedError):
-            self._begin_anew()
+            self._read_again()
             return False
         except UnknownTopicError as error:
-            self._begin_anew()
+            self._read_again()
             raise UnavailableError(str(error)) from error
         for record in records:
             counts, write = self._fold(record), dict(record.headers).get(WRITE, b"")
@@ -355,7 +355,7 @@ class CompactedTable(Generic[T]):
             self._notify()
         return bool(records)
 
-    def _begin_anew(self) -> None:
+    def _read_again(self) -> None:
         """Read the topic from its first record again; an entry stays until its record is read."""
         self.close()
         self._remembered |= self._entries.keys()

@@ -129,7 +129,9 @@ def actions_on(targets: Targets) -> dict[str, Action]:
     actions |= {
         "transaction committed": _each(writes, Transactions.begin, Transactions.commit),
         "transaction aborted": _each(writes, Transactions.begin_again, Transactions.abort),
-        "transactional producer lost": _each(writes, Transactions.begin_again, Transactions.vanish),
+        "transactional producer lost": _each(
+            writes, Transactions.begin_again, Transactions.abandon
+        ),
     }
     for name, topics in (
         ("control topic", [control_topic]),

@@ -56,7 +56,7 @@ class Transactions:
         """Abort the open transaction."""
         return self._then(self._abort)
 
-    def vanish(self) -> Future[None]:
+    def abandon(self) -> Future[None]:
         """Crash with an open transaction. The successor with its transactional id aborts it."""
         return self._then(self._join)
 

@@ -29,8 +29,8 @@ from common.core.members.attempts import Attempt, AttemptTimes
 from common.core.members.backups import Backups
 from common.core.members.membership import (
     Accusations,
+    memory_shortage,
     why_apart,
-    why_cramped,
     why_double,
     why_odd,
 )
@@ -143,7 +143,7 @@ class _Owned:
     # Holders of each slice's optimizer state, among the members with the current weights.
     holders: tuple[tuple[Member, ...], ...] = ()
     # True if all staying members lack the memory for some slices.
-    cramped: bool = False
+    lacks_memory: bool = False
     # True if some slice has no holder that could pass it on.
     stranded: bool = False
 
@@ -352,9 +352,9 @@ class GroupAggregation:
         self._reports.stood_still(pause_s)
         self._since.looked_at = now
 
-    def take_reborn(self) -> frozenset[WorkerId]:
+    def take_restarted(self) -> frozenset[WorkerId]:
         """Return workers that another process of the same name replaced since the last call."""
-        return self._reports.take_reborn()
+        return self._reports.take_restarted()
 
     # --- eligibility --------------------------------------------------------------------------
 
@@ -519,7 +519,7 @@ class GroupAggregation:
         rooms = {each.member: each.room for each in machines}
         servers = servers_of(machines, self._owned.stage, settings)
         wanted = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
-        self._owned.cramped = () in wanted
+        self._owned.lacks_memory = () in wanted
         return wanted
 
     def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
@@ -551,8 +551,8 @@ class GroupAggregation:
                 left_out[member.worker] = why_apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
-        for machine in self._reports.machines(members) if self._owned.cramped else ():
-            left_out[machine.member.worker] = why_cramped(machine.room or 0, self._count)
+        for machine in self._reports.machines(members) if self._owned.lacks_memory else ():
+            left_out[machine.member.worker] = memory_shortage(machine.room or 0, self._count)
         ranks = sorted({rank for each in self._membership.owners or () for rank in each})
         owners = tuple(members[rank].worker for rank in ranks)
         workers = tuple(member.worker for member in members)
@@ -673,7 +673,7 @@ class GroupAggregation:
         if self._tries.current is not None:
             return self._tries.verdict == "whole"
         members = self._membership.members
-        if self._tries.pending is not None or not members or self._owned.cramped:
+        if self._tries.pending is not None or not members or self._owned.lacks_memory:
             return False
         if self._owned.stranded or self._waits(now):
             return False

@@ -52,7 +52,7 @@ class Accusations:
         return frozenset(left)
 
 
-def why_cramped(room: int, count: int) -> str:
+def memory_shortage(room: int, count: int) -> str:
     """Return why some slices have no owner, so that no update is made."""
     return (
         f"the worker has memory for {room} of the {count} slices of the optimizer's state, and all"

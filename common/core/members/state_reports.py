@@ -66,7 +66,7 @@ class StateReports:
         self._rivals = dict[WorkerId, MemberProcess]()
         # Time since which the believed process is silent although a rival sends messages.
         self._silent_since = dict[WorkerId, float]()
-        self._reborn = set[WorkerId]()
+        self._restarted = set[WorkerId]()
         # Addresses of the believed processes.
         self._addresses = dict[Member, str]()
         # Machines of the believed processes.
@@ -125,7 +125,7 @@ class StateReports:
             if now < self._silent_since.setdefault(worker, now) + LIFETIME_S:
                 return False
             self.gone([worker])
-            self._reborn.add(worker)
+            self._restarted.add(worker)
         if worker in self._of and self._of[worker].life != life:
             # An earlier process of the name finished the newest version, and was gone before it was
             # committed. This one must say what it holds.
@@ -145,10 +145,10 @@ class StateReports:
         self._rivals = {w: each for w, each in self._rivals.items() if each.last_seen_s > lately}
         return sorted(self._rivals)
 
-    def take_reborn(self) -> frozenset[WorkerId]:
+    def take_restarted(self) -> frozenset[WorkerId]:
         """Return the names whose rival became the believed process since the last call."""
-        reborn, self._reborn = frozenset(self._reborn), set()
-        return reborn
+        restarted, self._restarted = frozenset(self._restarted), set()
+        return restarted
 
     def last_seen_s(self, member: Member) -> float:
         """Return the time of the last message of a believed process."""

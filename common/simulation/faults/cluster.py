@@ -461,7 +461,7 @@ class Cluster:
             case "create stream anew":
                 topics = sorted({partition.topic for partition in world.streams.partitions})
                 topic = topics[fault.target % len(topics)]
-                world.streams.create_stream_anew(topic, world.draws.cuts.choice([0, 3, 30]))
+                world.streams.recreate_stream(topic, world.draws.cuts.choice([0, 3, 30]))
             case _:
                 # The fault has no target now.
                 pass

@@ -108,14 +108,14 @@ class SimulatedMember(SimulatedWorker):
         if not triggers or triggers[-1].slices == self._slices_of_leader:
             super()._receive(triggers)
         elif not self._busy:
-            self._begin_anew(triggers[-1].slices)
+            self._restart(triggers[-1].slices)
             self.world.later(0.0, self.receive)
 
     @property
     def _slices_of_leader(self) -> int | UnsetType:
         return UNSET if self._layout is None else self._layout
 
-    def _begin_anew(self, slices: int | UnsetType) -> None:
+    def _restart(self, slices: int | UnsetType) -> None:
         """Drop the whole state, which is in storage, and follow a leader of another layout."""
         self.world.say(f"{self.id} follows a leader of", slices)
         self._close_all()

@@ -79,7 +79,7 @@ class Streams:
         self.losses += 1
         self._say(f"{partition} is cut at {end}, and gets {new} new records")
 
-    def create_stream_anew(self, topic: str, new: int) -> None:
+    def recreate_stream(self, topic: str, new: int) -> None:
         """Delete and recreate a stream's topic, with some records in it."""
         self.topic_ids[topic] = f"{topic}#{next(self._serial)}"
         for partition in [each for each in self.partitions if each.topic == topic]:

@@ -76,7 +76,7 @@ class SimulatedTopic(Generic[R]):
         del self._records[end:]
         self.epoch += 1
 
-    def create_anew(self) -> None:
+    def recreate(self) -> None:
         """Delete the topic with all records, and recreate it."""
         self._records.clear()
         self.generation += 1

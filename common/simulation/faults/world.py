@@ -347,7 +347,7 @@ class World:
         """Let a topic of the job lose its records from an offset on, or recreate it."""
         self.figures.topic_losses += 1
         if end is None:
-            topic.create_anew()
+            topic.recreate()
         else:
             topic.cut(end)
         self.say(f"{topic.name} topic:", "created anew" if end is None else f"cut at {end}")

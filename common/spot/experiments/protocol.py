@@ -186,7 +186,7 @@ class SimulatedMachine:
         self._tick_at = inf
         self._looking = False
 
-    def vanish(self) -> None:
+    def preempt(self) -> None:
         """Be preempted without notice."""
         self.gone = True
 
@@ -479,7 +479,7 @@ class Protocol:
 
     def preempt(self, machine: SimulatedMachine) -> None:
         """Preempt a machine without notice. Records that it has appended stay."""
-        machine.vanish()
+        machine.preempt()
         del self._machines[machine.id]
         self.time.at(self.time.now + self._delays.death_s, self._see_workers)
 

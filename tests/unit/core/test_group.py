@@ -1160,10 +1160,10 @@ def test_first_of_two_processes_of_one_name_is_believed_until_it_is_silent() -> 
     assert not reports.believes(other, 30.0 + LIFETIME_S - 0.1)
     reports.stood_still(1.0)  # the leader itself
     assert not reports.believes(other, 30.0 + LIFETIME_S)
-    assert reports.take_reborn() == frozenset()
+    assert reports.take_restarted() == frozenset()
 
     assert reports.believes(other, 31.0 + LIFETIME_S)
-    assert reports.take_reborn() == {A}
+    assert reports.take_restarted() == {A}
     assert not reports.believes(first, 31.1 + LIFETIME_S)
 
 

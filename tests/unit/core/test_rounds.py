@@ -315,7 +315,7 @@ def test_overtaken_worker_is_busy_until_it_answers() -> None:
 
 def test_returning_worker_has_no_known_time() -> None:
     timed = _Timed({A: [10.0] * 3, B: [1.0] * 4})
-    timed.rounds.vanish(A)
+    timed.rounds.worker_lost(A)
     timed.begin(batch(0, A), batch(1, B))
     assert timed.orders(0.0, A, B) == {A: [0], B: [1]}
 
@@ -357,7 +357,7 @@ def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     suspects = Suspects(LIMIT)
     one = _One(batch(0), batch(1), suspects=suspects)
     assert asked(one.orders(0.0, {A})) == {A: [0, 1]}
-    assert one.rounds.vanish(A) == ()
+    assert one.rounds.worker_lost(A) == ()
     assert suspects.failure_counts == {0: 0, 1: 0}
 
     assert asked(one.orders(0.0, {A})) == {A: [0]}
@@ -368,7 +368,7 @@ def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     assert asked(one.orders(0.0, {A, B})) == {B: [0], A: [1]}
     assert one.count(gradient(A, MODEL, [batch(1)])) == ""
     assert suspects.failure_counts == {0: 1}  # a gradient acquits
-    assert one.rounds.vanish(B) == (batch(0),)
+    assert one.rounds.worker_lost(B) == (batch(0),)
 
 
 def test_leaving_or_unreadable_data_blames_no_batch() -> None:
@@ -392,7 +392,7 @@ def test_death_after_the_deadline_counts_as_failure_of_the_batch() -> None:
     one.orders(0.0, {A, B})
     assert one.overdue(LATE_S)
     assert asked(one.orders(LATE_S, {A, B})) == {B: [0]}
-    assert one.rounds.vanish(A) == ()
+    assert one.rounds.worker_lost(A) == ()
     assert suspects.failure_counts == {0: 1}
 
     assert one.count(gradient(B, MODEL, [batch(0)])) == ""
@@ -409,7 +409,7 @@ def test_overdue_batch_is_suspected_when_its_worker_dies() -> None:
     one.round.fill([batch(1)])
     assert asked(one.orders(LATE_S, {A})) == {A: [1]}
 
-    assert one.rounds.vanish(A) == ()
+    assert one.rounds.worker_lost(A) == ()
     assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not counted
 
 
@@ -519,7 +519,7 @@ def test_suspect_of_another_round_travels_alone() -> None:
     several = _Several(1, suspects)
     several.begin(batch(0, A))
     several.rounds.assigner.orders(0.0, {A}, 7)
-    several.rounds.vanish(A)
+    several.rounds.worker_lost(A)
     several.begin(batch(1, A))
     assert asked(several.rounds.assigner.orders(0.0, {A}, 7)) == {A: [0]}
     assert several.rounds.assigner.orders(0.0, {A}, 7) == ()

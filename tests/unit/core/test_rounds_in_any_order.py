@@ -151,7 +151,7 @@ class _AnyRound(RuleBasedStateMachine):
         mine = [hand for hand in self.hands if hand.worker == worker]
         everything = {offset for hand in mine for offset in hand.offsets}
         alone = everything if len(everything) == 1 and all(h.alone for h in mine) else set[int]()
-        self.blame(worker, everything, alone, lambda who, _: self.rounds.vanish(who))
+        self.blame(worker, everything, alone, lambda who, _: self.rounds.worker_lost(who))
 
     def blame(
         self,

@@ -52,7 +52,7 @@ class StartedProcess(Protocol):
         """Exit code, or minus the signal that ended it; None while it runs."""
         ...
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Detach from the process."""
         ...
 
@@ -172,7 +172,7 @@ class ProcessFleet:
         if self._watch is not None:
             self._watch.join()
         for child in self._children.values():
-            child.let_go()
+            child.detach()
 
     @contextlib.contextmanager
     def _acting(self) -> Iterator[float]:
