@@ -482,7 +482,8 @@ class DeadLettersPage(Answer):
         " the most frequent reason comes first."
     )
     others: Count = Field(
-        description="Number of dead letters in entries beyond `limit`, which are not listed."
+        description="Number of dead letters that the response leaves out, because it lists only"
+        " `limit` entries (an entry counts the dead letters of one stream and reason)."
     )
 
 
@@ -778,7 +779,9 @@ class CurvesAnswer(Answer):
         description="Time of each measurement of the lag of the job's streams, in seconds since"
         " 1970."
     )
-    lag: tuple[LagCurve, ...] = Field(description="Lag of each stream of the job over time.")
+    lag: tuple[LagCurve, ...] = Field(
+        description="Lag of each stream of the job over time, in records."
+    )
     lives: tuple[Life, ...] = Field(
         description="Lifetimes of the job's machines, in the order of their launch."
     )

@@ -226,8 +226,8 @@ class Settings(BaseModel):
     """Path of the market file, which lists the machines that can be rented and their prices.
     Optional. If unset, no machines can be rented."""
     fleet_directory: str = ""
-    """Directory for the logs of rented machines, if the market file has `fleet: process`: machines
-    are then local processes. Optional. If unset, a temporary directory."""
+    """Directory for the logs of rented machines, if these are local processes (`fleet: process` in
+    the file that DOLL_MARKET names). Optional. If unset, a temporary directory."""
     api_host: str = "127.0.0.1"
     """Address on which the admin service listens."""
     api_port: int = Field(default=8080, ge=0, le=65535)

@@ -166,7 +166,8 @@ class RuleSpec(ModeSpec):
 
     when: WhenSpec
     """Condition under which the rule applies. Once a rule applies, it does so for at least 20
-    updates. A rule with `busy_below` then applies until a quarter of the workers is gone."""
+    updates. A rule with `busy_below` then applies until the number of workers is a quarter below
+    the number at its start."""
     group_size: Count | None = None
     """Number of batches per update of the model (K) while the rule applies. Optional. If unset, the
     job's `group_size`."""

@@ -593,7 +593,7 @@ class ProvisioningSpec(SpecPart):
     """Maximum time that a record may wait until the model is trained on it, in seconds; at least
     the start-up time of an on-demand machine. If spot machines are lost, on-demand machines are
     started early enough. For `policy: pools`. Optional. If unset, there is no such limit: with
-    `on_preemption: hold`, streams are read as steadily as the deadline requires; with
+    `on_preemption: hold`, a stream may wait as long as the deadline can still be met; with
     `on_preemption: reassign`, updates keep up with arrivals on average."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
     """Maximum number of spot machines, as a multiple of `workers`. Above 1, there are spare

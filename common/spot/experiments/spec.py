@@ -270,17 +270,17 @@ class Experiment(WrittenPart):
         default=1.0,
         description="Speed at which each worker computes gradients, as a multiple of the speed of"
         " its machine's pool: one number for all, one for each worker, or bounds to draw them"
-        " from. Only for `mode: protocol`.",
+        " from. Only if the experiment's `mode` is `protocol`.",
     )
     link_s: Seconds = Field(
         default=0.0,
         description="Time that each message with the model or a gradient occupies the network link"
-        " that all workers share, in seconds. Only for `mode: protocol`.",
+        " that all workers share, in seconds. Only if the experiment's `mode` is `protocol`.",
     )
     synchronisation: SynchronisationSpec | None = Field(
         default=None,
         description="Synchronisation between workers, as the block `synchronisation` in a job"
-        " file. Only for `mode: protocol`. Optional. If unset, synchronous.",
+        " file. Only if the experiment's `mode` is `protocol`. Optional. If unset, synchronous.",
     )
     on_preemption: Literal["hold", "reassign"] = Field(
         default="hold",
@@ -295,7 +295,7 @@ class Experiment(WrittenPart):
     update_mb: Seconds = Field(
         default=0.0,
         description="Megabytes of weights and gradients that a machine sends and receives per"
-        " update.",
+        " update, both directions added.",
     )
     on_demand: OnDemandSpec
     spot: tuple[SpotSpec, ...] = Field(
@@ -310,8 +310,8 @@ class Experiment(WrittenPart):
     )
     learning: LearningSpec | None = Field(
         default=None,
-        description="Training of a real model in the simulation. Only for `mode: protocol`."
-        " Optional. If unset, no model is trained, and updates only take time.",
+        description="Training of a real model in the simulation. Only if the experiment's `mode`"
+        " is `protocol`. Optional. If unset, no model is trained, and updates only take time.",
     )
 
     @property

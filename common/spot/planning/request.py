@@ -113,8 +113,8 @@ class PlanRequest(WrittenPart):
         default="",
         max_length=200,
         description="Name of a job that supplies unset values: K, b, the remaining updates and"
-        " time, and the rates of its recent arrivals. Optional. If unset, the request must contain"
-        " them.",
+        " time, and the rates of its recent arrivals (K: batches per update, b: records per batch)."
+        " Optional. If unset, the request must contain them.",
     )
     group_size: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
         default=None,
@@ -170,7 +170,7 @@ class PlanRequest(WrittenPart):
     update_mb: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
         description="Megabytes of weights and gradients that a machine sends and receives per"
-        " update, for pools with a `transfer_usd_per_gb`. Optional. If unset, the mean that the"
+        " update, both directions added, for pools with a `transfer_usd_per_gb`. Optional. If unset, the mean that the"
         " workers of `job` measured, or 0.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(

@@ -60,7 +60,8 @@ _MEANINGS = {
     " site.",
     404: "The requested job, or part of a job, does not exist.",
     408: "The request did not arrive completely in time.",
-    409: "The request conflicts with the current state of the job, or with a concurrent change.",
+    409: "The request conflicts with the current state of the job, such as a purge that is under"
+    " way, or with a concurrent change. Get the job and decide again.",
     413: "The body of the request is larger than this service accepts.",
     422: "The request has invalid fields. `errors` lists each with its path.",
     429: "Too many requests, or too many open event streams. `Retry-After` is the number of seconds"

@@ -88,7 +88,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     cycle: Annotated[
         float | None,
         typer.Option(
-            help="Mean time from one preemption of a spot machine to the next, in seconds. Used to"
+            help="Mean time between two preemptions of the same spot machine, in seconds. Used to"
             " compute the probability of meeting the deadline.",
             show_default="1000",
         ),
@@ -114,8 +114,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
     update_mb: Annotated[
         float | None,
         typer.Option(
-            help="Megabytes that a machine sends and receives per update. Used if a pool of"
-            " --market charges for network traffic."
+            help="Megabytes that a machine sends and receives per update, both directions added."
+            " Used if a pool of --market charges for network traffic."
         ),
     ] = None,
     policy: Annotated[

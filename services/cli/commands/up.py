@@ -79,9 +79,9 @@ def up(
     page accept connections from this machine only, on port DOLL_API_PORT (8080). The printed key
     has the role operator, which may do everything.
 
-    Apache Kafka needs Java 17, and Maven to download it the first time. The built-in Kafka needs
-    neither and is for a first try: it keeps 5 MB of each partition, and loses all data when it
-    ends.
+    Starts Apache Kafka if Java 17 and Maven, which downloads it the first time, are installed;
+    otherwise, or with --kafka-built-in, the built-in Kafka. This one is for a first try: it keeps
+    5 MB of each partition, and loses all data when it ends.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
