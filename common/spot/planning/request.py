@@ -170,8 +170,8 @@ class PlanRequest(WrittenPart):
     update_mb: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
         description="Megabytes of weights and gradients that a machine sends and receives per"
-        " update, both directions added, for pools with a `transfer_usd_per_gb`. Optional. If unset, the mean that the"
-        " workers of `job` measured, or 0.",
+        " update, both directions added, for pools with a `transfer_usd_per_gb`. Optional. If"
+        " unset, the mean that the workers of `job` measured, or 0.",
     )
     probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
