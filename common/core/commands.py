@@ -195,3 +195,5 @@ class StepDown(CoordinatorCommand, frozen=True):
     """Report that this process no longer leads, and drop the leader's state."""
 
     reason: str
+    # Version to which the job falls back, because no member holds a newer one.
+    fallback: int | None = None

@@ -431,7 +431,8 @@ class Coordinator:
             self._stored, self._limit_of = self.leader.stored, self.leader.model.epoch
         self._reset()
         yield do.StepDown(
-            f"no worker holds the newest update, so training goes back to version {base.version}"
+            f"no worker holds the newest update, so training goes back to version {base.version}",
+            base.version,
         )
         self._searching_since, self._limit = now, base
         yield self._search.begin(base)

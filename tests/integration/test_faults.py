@@ -209,7 +209,7 @@ def test_control_record_of_later_format_holds_the_job(make: Make) -> None:
     reason = cluster.record().reason
     assert control_topic(cluster.job) in reason
     assert "'merged' of format 2, expected at most 1" in reason
-    assert "run a newer coordinator" in reason
+    assert "start a newer version of the coordinator" in reason
     held = lambda: any("job_held" in cluster.said(name) for name in ("c1", "c2"))  # noqa: E731 -- short
     await_condition(held, "the hold is logged")
     updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)

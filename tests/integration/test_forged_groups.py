@@ -115,7 +115,7 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
     ),
     "more numbers than the others have": (
         lambda t: state(t, numbers=2**39),
-        "that of most workers",
+        "but those of most workers have",
     ),
     "a negative number": (lambda t: state(t, numbers=-1), ""),
     "a start time that is not a number": (lambda t: state(t, began_s=float("nan")), ""),

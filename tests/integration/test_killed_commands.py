@@ -115,6 +115,6 @@ def test_killed_produce_sends_each_parquet_row_once(
 
     with closing(KafkaLog(apache_kafka.settings)) as log:
         log.create_topics([NewTopic(topic)])
-        assert "rows were sent before" in run_and_kill(produce, log, topic)
+        assert "rows were sent by earlier runs" in run_and_kill(produce, log, topic)
         records = records_in(log, topic)
     assert [json.loads(record.value or b"")["id"] for record in records] == list(range(rows))

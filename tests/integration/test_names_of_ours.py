@@ -119,8 +119,8 @@ def test_user_package_imported_before_ours_is_named(
     (tmp_path / "of_a_user/common.py").touch()
     asks = "import common, doll; doll.JobSpec"
     (*_, last) = said([installed / "python", "-c", asks], place, tmp_path, []).splitlines()
-    assert last.startswith("ImportError: doll.JobSpec: 'common' is DOLL's own package, and ")
-    assert last.endswith("of_a_user/common.py was imported by that name: rename yours")
+    assert last.startswith("ImportError: doll.JobSpec: 'common' is a package of DOLL, but ")
+    assert last.endswith("of_a_user/common.py was imported under that name; rename your package")
 
 
 def test_services_started_by_the_command_find_all_our_packages(
@@ -142,6 +142,6 @@ def test_task_beside_a_user_package_named_common_is_found(
     (*_, last) = said([installed / "python", "-c", FIND], place, tmp_path, ["common"]).splitlines()
     assert last == (
         "common.errors.TaskMissingError: task 'shop:Task' cannot be imported here:"
-        " ModuleNotFoundError: No module named 'common.prices':"
+        " ModuleNotFoundError: No module named 'common.prices';"
         " 'common' is also a package of DOLL, so rename yours"
     )

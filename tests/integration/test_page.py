@@ -758,7 +758,7 @@ def test_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     page.get_by_role("button", name="Change").click()
     page.get_by_label("K, batches per update").fill("6")
     page.get_by_label("Learning rate").fill("0.004")
-    page.get_by_label("Why").fill("larger steps")
+    page.get_by_label("Reason").fill("larger steps")
     page.get_by_role("button", name="Change", exact=True).click()
     expect(page.locator(".log")).to_contain_text("group size is 6, learning rate is 0.004. larger")
     page.get_by_role("button", name="Resume").click()

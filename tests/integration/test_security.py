@@ -417,7 +417,7 @@ def test_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
     )
     with pytest.raises(ForbiddenError, match=wanted):
         log.bounds(Partition("payroll", 0))
-    with pytest.raises(ForbiddenError, match=r"create on topic salaries.*, or make it by h"):
+    with pytest.raises(ForbiddenError, match=r"create on topic salaries.*, or create it by h"):
         log.create_topics([NewTopic("salaries")])
     with closing(log.writer()) as writer:
         writer.append("ledgers", b"not ours to write")

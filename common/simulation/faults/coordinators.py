@@ -374,10 +374,10 @@ class SimulatedCoordinator(SimulatedProcess):
                 self._write_dead_letter(lambda: world.figures.dead_batches.add(record.batch))
             case do.ReadHeartbeats():
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
-            case do.StepDown(reason):
+            case do.StepDown(reason, fallback):
                 world.say(f"{self.name} steps down: {reason}")
-                if reason.startswith("nobody holds"):
-                    self._count_fallback(int(reason.rpartition(" ")[2]))
+                if fallback is not None:
+                    self._count_fallback(fallback)
                 self._follows = False
                 self._weights.sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]

@@ -288,7 +288,7 @@ def test_coordinator_policy_allows_writes_and_reader_policy_reads(
     assert unused(reader) == set()
 
 
-def test_worker_states_policy_allows_states_and_origin_only(
+def test_worker_states_policy_allows_states_base_and_origin_only(
     calls: list[Call],
 ) -> None:
     boto3.client("s3").create_bucket(
@@ -298,12 +298,15 @@ def test_worker_states_policy_allows_states_and_origin_only(
     store = CheckpointStore(blobs, "digits")
     begins_with = store.put_origin(b"weights")
     calls.clear()
+    assert store.put_base("digest", bytes(SMALLEST_PART + 1)) == "digest"
+    assert store.base("digest")
     store.put_state(ModelId(1, 2), bytes(SMALLEST_PART + 1))
     assert store.state(ModelId(1, 2))
     assert store.origin(begins_with)
-    key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/states/1-2.safetensors"}
-    # S3Blobs calls it if a part cannot be sent.
-    calls.append(Call("AbortMultipartUpload", key))
+    for name in ("states/1-2", "base/digest"):
+        # S3Blobs calls it if a part cannot be sent.
+        key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/{name}.safetensors"}
+        calls.append(Call("AbortMultipartUpload", key))
     policy = read_policy(FOLDER / "worker-states-policy.json")
     for call in calls:
         assert policy.allows(storage_question(call)), call

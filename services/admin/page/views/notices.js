@@ -48,7 +48,7 @@ export function badge(job) {
  * @param {{state: string, why: string}} job
  */
 export function awaitsTurn({ state, why }) {
-  return state === "waiting for workers" && why.includes("it is another job's turn");
+  return state === "waiting for workers" && why.includes("another job has its turn");
 }
 
 /**
