@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from common.core.batch_assignment import BatchAssigner, GradientTimes
+from common.core.messages import WorkerId
 from common.core.rounds import Round, fits
 
 if TYPE_CHECKING:
-    from common.core.messages import Batch, Failed, Gradient, GradientReady, Traffic, WorkerId
+    from common.core.messages import Batch, Failed, Gradient, GradientReady, Traffic
     from common.core.poison import Suspects
     from common.core.settings import CoordinatorSettings, Mode
 
@@ -91,6 +92,8 @@ class Rounds:
         self._begun = 0
         # Batches without a finite gradient since the last finite one of any batch.
         self.not_finite = set[int]()
+        # Workers whose memory is too small, by batch.
+        self.too_large = dict[int, set[WorkerId]]()
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -204,6 +207,8 @@ class Rounds:
         self.assigner.settle(offsets, gradient.worker)
         self._suspects.clear(offsets)
         self.not_finite.clear()
+        for offset in offsets:
+            self.too_large.pop(offset, None)
         return round_, ""
 
     def _of_any(self, offsets: Iterable[int]) -> Round | None:
@@ -311,12 +316,13 @@ class Verdict(NamedTuple):
     hold: str = ""
 
 
-def judge(failed: Failed, rounds: Rounds) -> Verdict:
+def judge(failed: Failed, rounds: Rounds, live: Collection[WorkerId]) -> Verdict:
     """Take the failed order back and decide whether its batches are to blame.
 
     Args:
         failed: A failure of this leader's order that is still awaited.
         rounds: Rounds in flight.
+        live: Workers that may get orders.
     """
     version = failed.model.version
     there = {o: round_ for o in failed.batches if (round_ := rounds.of(o)) is not None}
@@ -327,6 +333,11 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
             return Verdict(
                 hold=f"the task is wrong: {failed.detail}; correct the task and resume the job"
             )
+        if failed.reason == "memory" and had:
+            for offset in there:
+                rounds.too_large.setdefault(offset, set()).add(failed.worker)
+            if live and any(rounds.too_large[offset].issuperset(live) for offset in there):
+                return Verdict(hold=f"the memory of no live worker suffices: {failed.detail}")
         if failed.reason != "expired":
             return Verdict()
         return Verdict(tuple(round_.todo[o] for o, round_ in there.items()), "expired")

@@ -783,7 +783,7 @@ class Leader:
         yield do.Drop(
             failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         )
-        verdict = judge(failed, self.rounds)
+        verdict = judge(failed, self.rounds, self._liveness.live)
         if failed.reason == "model_missing":
             yield from self._aggregation.publish(self.model)
         if verdict.hold:

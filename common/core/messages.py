@@ -806,6 +806,8 @@ FailedReason: TypeAlias = Literal[
     "not_finite",
     # The task is wrong for any data. The leader holds the job and blames no batch.
     "task",
+    # The worker's memory is too small, even for parts of the batch. Another worker may have more.
+    "memory",
 ]
 # Maximum length of a traceback in characters. Its end names the place of the error.
 MOST_TRACEBACK = 4000

@@ -92,6 +92,18 @@ class NotFiniteError(DollError):
         self.batch_index = batch_index
 
 
+class NoMemoryError(DollError):
+    """The memory of this machine is too small for the gradient of a batch, or of a part of it."""
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return True if memory did not suffice. On the CPU, PyTorch says this only in the message."""
+    words = ("not enough memory", "allocate memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    )
+
+
 class TaskError(DollError):
     """The task's code raised on a batch. The exception is the cause of this error.
 

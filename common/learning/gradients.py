@@ -18,7 +18,7 @@ from common.core.messages import MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
-from common.learning.errors import NotFiniteError, TaskError
+from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, one_line
 from common.learning.outputs import (
     check_gradient,
     check_losses,
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 # overhead than computation. With more bytes, one pass over all is slower, because the data does not
 # fit into the cache.
 TOGETHER_BYTES = 128 << 10
+
+# Gradients after which a pass may have more records again, if memory did not suffice before.
+GROW_AFTER = 100
 
 # Columns of a batch.
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
@@ -124,6 +127,12 @@ class GradientComputer:
         self._buffers = self.model.buffers.clone()
         # True once the task has drawn random numbers.
         self._draws = False
+        # Maximum number of records per pass, once memory did not suffice for more.
+        self._most = 0
+        # Gradients computed since `_most` last changed.
+        self._since = 0
+        # Reductions of `_most` that were not taken yet.
+        self._cuts = 0
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Load a model's weights.
@@ -156,6 +165,8 @@ class GradientComputer:
             TaskError: If the task raises on a batch.
             WrongTaskError: If the return value of one of its methods is unusable for any batch.
             NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
+            NoMemoryError: If memory does not suffice for one record, or for a batch of a network
+                with batch normalization, which cannot be cut.
             ValueError: If there is no batch, or one without samples.
             UserError: If the module does not write its buffers in place, or freezes parameters.
         """
@@ -164,8 +175,16 @@ class GradientComputer:
             raise ValueError("a gradient needs at least one batch, and each at least one sample")
         started = time.perf_counter()
         with _same_algorithms(self._device):
-            found = None if self._draws else self._unseeded(batches, local_rate)
-            names, sums, vector = found or self._seeded(batches, local_rate)
+            while True:
+                try:
+                    found = None if self._draws else self._unseeded(batches, local_rate)
+                    names, sums, vector = found or self._seeded(batches, local_rate)
+                    break
+                except (MemoryError, torch.OutOfMemoryError) as error:
+                    # The traceback keeps tensors in memory until this block ends.
+                    reason = one_line(error)
+                self._cut(max(counts), reason)
+        self._grow()
         loss_sum, *rest = map(math.fsum, sums[:, : 1 + 2 * len(names)].T.tolist())
         totals, with_value = rest[: len(names)], rest[len(names) :]
         return GradientSum(
@@ -180,6 +199,56 @@ class GradientComputer:
             time.perf_counter() - started,
             tuple(sums[:, 1 + 2 * len(names) :].sum(0).astype(np.int64).tolist()),
         )
+
+    def take_cuts(self) -> int:
+        """Return how often passes were made smaller since the last call, for lack of memory."""
+        cuts, self._cuts = self._cuts, 0
+        return cuts
+
+    def _cut(self, largest: int, reason: str) -> None:
+        """Halve the number of records per pass.
+
+        The gradient is a sum, so parts of a batch give the same result up to rounding, except with
+        batch normalization.
+
+        Args:
+            largest: Number of records of the largest batch.
+            reason: The error of PyTorch, which may name the memory that was requested and free.
+
+        Raises:
+            NoMemoryError: If passes cannot be smaller.
+        """
+        self.model.clear_gradient()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        now = min(self._most or largest, largest)
+        if self.has_batch_norm:
+            raise NoMemoryError(
+                f"{largest} records do not fit ({reason}), and a network with batch normalization"
+                " computes a batch at once; lower `batch_size`, or use machines with more memory"
+            )
+        if now == 1:
+            raise NoMemoryError(
+                f"one record does not fit ({reason}); use a smaller model or smaller records, or"
+                " machines with more memory"
+            )
+        self._most, self._since = now // 2, 0
+        self._cuts += 1
+
+    def _grow(self) -> None:
+        """Raise the number of records per pass by a half after `GROW_AFTER` gradients."""
+        self._since += 1
+        if self._most and self._since >= GROW_AFTER:
+            self._most, self._since = self._most + -(-self._most // 2), 0
+
+    def _parts(self, batch: Records) -> Iterator[Records]:
+        """Yield parts of a batch that one pass can compute, usually the whole batch."""
+        count = _samples_of(batch)
+        if not self._most or count <= self._most:
+            yield batch
+            return
+        for start in range(0, count, self._most):
+            yield {name: column[start : start + self._most] for name, column in batch.items()}
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
         """Pass small batches forward and back together, without seeding.
@@ -209,7 +278,8 @@ class GradientComputer:
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             names, sums, vector = self._passes(batches, local_rate, seeded=True)
-        for index, row in enumerate(sums):
+        owners = [index for index, batch in enumerate(batches) for _ in self._parts(batch)]
+        for index, row in zip(owners, sums, strict=True):
             if not np.isfinite(row).all():
                 raise NotFiniteError(_infinite(names, row), index)
         if not is_finite(numbers_in(vector)):
@@ -223,9 +293,10 @@ class GradientComputer:
         totals = []
         with self._local_steps(local_rate) if local_rate else nullcontext(_stay) as step:
             for index, batch in enumerate(batches):
-                if seeded:
-                    _seed(self._device, batch)
-                totals.append(self._add(index, batch))
+                for part in self._parts(batch):
+                    if seeded:
+                        _seed(self._device, part)
+                    totals.append(self._add(index, part))
                 step(_samples_of(batch))
         self.model.check_module()
         names = totals[0][0]

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from common.core.scores import BIN_WIDTH, BINS, WINDOWED
-from common.learning.errors import TaskError, WrongTaskError, what_was_raised
+from common.learning.errors import (
+    TaskError,
+    WrongTaskError,
+    lacks_memory,
+    one_line,
+    what_was_raised,
+)
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -42,6 +48,8 @@ def guest(task: Task, index: int = 0) -> Iterator[None]:
         # The machine failed, not the data, or a check has already named the error.
         raise
     except Exception as error:
+        if lacks_memory(error):
+            raise MemoryError(one_line(error)) from error
         # Leaves out the frame of this function.
         caught = error.__traceback__ and error.__traceback__.tb_next
         raise TaskError(index, what_was_raised(error, task, caught)) from error

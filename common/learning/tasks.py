@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.data.fields import LABELS, NUMBERS, DescribedRecords, Field, Input
 from common.errors import TaskMissingError, UserError
-from common.learning.errors import one_line, what_was_raised
+from common.learning.errors import lacks_memory, one_line, what_was_raised
 from common.learning.lda import TopicModel
 from common.learning.models import (
     IMAGE_NETWORKS,
@@ -366,7 +366,7 @@ def try_model(task: Task, seed: int) -> float | None:
         try:
             module = build_model(task, seed)
         except UserError as error:
-            if _lacks_memory(error.__cause__):
+            if lacks_memory(error.__cause__):
                 return None
             raise
     training_state(module)
@@ -386,11 +386,3 @@ def _without_memory(task: Task) -> nn.Module | None:
 def _mb(module: nn.Module) -> float:
     tensors = chain(module.parameters(), module.buffers())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / MIB
-
-
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Return True if memory did not suffice. PyTorch says this only in the message."""
-    words = ("not enough memory", "allocate memory")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
-    )

@@ -16,7 +16,13 @@ from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.vectors import squared_norm
 from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
-from common.learning.errors import ErrorOrigin, NotFiniteError, TaskError, WrongTaskError
+from common.learning.errors import (
+    ErrorOrigin,
+    NoMemoryError,
+    NotFiniteError,
+    TaskError,
+    WrongTaskError,
+)
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
 
@@ -186,6 +192,8 @@ class OrderComputer:
             raise NoGradientError(
                 "not_finite", _blamed(compute, error.batch_index), str(error)
             ) from error
+        except NoMemoryError as error:
+            raise NoGradientError("memory", compute.batches, str(error)) from error
         except TaskError as error:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
@@ -193,6 +201,8 @@ class OrderComputer:
         # The module replaces its buffers.
         except UserError as error:
             raise NoGradientError("task", compute.batches, str(error)) from error
+        finally:
+            self._measures.gradients_cut.inc(self.computer.take_cuts())
         self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
         vector = smallest(result.sparse) if sparse else result.vector
         square: float | UnsetType = UNSET

@@ -72,8 +72,14 @@ class WorkerMetrics(MetricSet):
             " could not answer with a gradient, by reason: `model_missing` (Redis lacks the"
             " weights), `unreadable` (Kafka did not return the records), `expired` (Kafka deleted"
             " the records), `raised` (the task raised an exception), `not_finite` (loss or"
-            " gradient is not finite) or `task` (the task fails with any data).",
+            " gradient is not finite), `task` (the task fails with any data) or `memory` (the"
+            " worker's memory is too small, even for parts of the batch).",
             ["reason"],
+        )
+        self.gradients_cut = counter(
+            "doll_gradients_cut_total",
+            "Total number of times that the computation of a gradient ran out of memory and was"
+            " repeated in smaller parts.",
         )
         self.copied_bytes = counter(
             "doll_group_copied_bytes_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from common.core import commands as do
 from common.core import events
@@ -442,3 +443,36 @@ def test_ending_job_wakes_only_for_its_leader_status() -> None:
     bench.tick(2.0)
     assert not bench.machine.finished
     assert bench.machine.due() > 2.0
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_batch_too_large_for_one_worker_goes_to_another_without_blame() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    a, _ = bench.orders
+    said = fail(bench, a, "memory")
+    assert asked(said) == {C: [0]}
+    assert of_kind(said, do.AppendAudit) == []
+
+
+def test_batch_too_large_for_all_live_workers_holds_the_job() -> None:
+    # a0   a: memory   b: memory   c: memory, and nobody is left
+    bench = leading()
+    bench.announce(A, B)
+    a, b = bench.orders
+    bench.feed(events.RepliesRead((answer(b, bench.model),)))
+    for order in (a, structs.replace(a, worker=B)):
+        said = fail(bench, order, "memory")
+        assert of_kind(said, do.Hold) == []
+    said = fail(bench, structs.replace(a, worker=C), "memory")
+    assert the(said, do.Hold).reason == "the memory of no live worker suffices: why"
+
+
+def test_repeated_report_of_too_little_memory_holds_nothing() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    a, _ = bench.orders
+    for _ in range(5):
+        assert of_kind(fail(bench, a, "memory"), do.Hold) == []

@@ -28,7 +28,7 @@ from common.core.messages import (
     WorkerLeaving,
 )
 from common.core.spans import Address, Partition, Span
-from common.core.vectors import SparseVector, add_to
+from common.core.vectors import SparseVector, add_to, dense
 from common.data.codecs import Codec, make_codec
 from common.data.fields import Field
 from common.kafka.memory import EPOCH, MemoryLog
@@ -430,6 +430,42 @@ def test_task_without_per_sample_losses_is_blamed_instead_of_the_batch(
         assert isinstance(reply, Failed)
         assert reply.detail.startswith("losses has shape (): one value per sample is needed, (2,)")
     assert caplog.messages == ["no_gradient"]
+
+
+class SmallMachine(CountingTask):
+    """Runs out of memory if a pass has more than one record, or more than `most`."""
+
+    most = 1
+
+    def losses(self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return one loss per record.
+
+        Raises:
+            OutOfMemoryError: If there are too many records.
+        """
+        if len(outputs) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return super().losses(outputs, records)
+
+
+def test_batch_that_exceeds_the_memory_is_computed_in_parts_and_counted() -> None:
+    world = make_world(task=SmallMachine(RECORDS))
+    publish(world)
+    reply = world.order(batch(0, 4, offset=1))
+    assert isinstance(reply, Gradient)
+    assert dense(reply.vector)[:5].tolist() == [1, 1, 1, 1, 0]
+    assert world.sample("doll_gradients_cut_total") == 2
+
+
+def test_record_that_exceeds_the_memory_is_reported_without_blame() -> None:
+    task = SmallMachine(RECORDS)
+    task.most = 0
+    world = make_world(task=task)
+    publish(world)
+    reply = world.order(batch(0, 2, offset=1), batch(7, 9, offset=2))
+    assert failure(reply) == ("memory", (1, 2))
+    assert isinstance(reply, Failed)
+    assert reply.detail.startswith("one record does not fit (torch.OutOfMemoryError: CUDA out of")
 
 
 def test_batch_with_non_finite_loss_is_named(world: World) -> None:
