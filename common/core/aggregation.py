@@ -125,7 +125,7 @@ class BoardAggregation:
                 yield command
 
     def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:  # noqa: ARG002
-        """Record that the job was changed, and if members are to take over the weights."""
+        """Record from a job change whether members are to take over the weights."""
         self._parts = parts
 
     def keep(self, made: ModelId) -> None:
@@ -133,6 +133,6 @@ class BoardAggregation:
         self.stored = (made,)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
-        """Record that members may start from this snapshot."""
+        """Return the snapshot. If members can load its version from storage, it says so."""
         stored = snapshot.made in self.stored
         return replace(snapshot, stored=self.stored) if stored else snapshot

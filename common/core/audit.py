@@ -60,7 +60,7 @@ class Audit:
     requeued: tuple[Requeued, ...]
     # Final quarantines, whose records were produced again.
     replayed: tuple[Replayed, ...]
-    # Spans deleted before they were read. The last ones are not claimed yet.
+    # Spans that Kafka deleted before a worker read them, even if no worker has claimed them yet.
     expired: tuple[Span, ...]
     # Spans that were trained and then lost: their log was cut or their topic recreated.
     lost: tuple[Span, ...]
@@ -74,7 +74,7 @@ class Audit:
     skipped: int
     # Number of accepted samples without an update.
     unsettled: int
-    # Offset of each partition below which every record is in exactly one place.
+    # Settled frontier: the offset of each partition below which no record waits or is missing.
     settled: Positions
     flaws: tuple[Flaw, ...]
     restarts: tuple[Restart, ...] = ()
@@ -88,7 +88,7 @@ class Audit:
 
     @property
     def switches(self) -> int:
-        """Number of updates made in another mode than the one before."""
+        """Number of updates in another mode than the update before."""
         return sum(before.mode != after.mode for before, after in pairwise(self.updates))
 
     @property
@@ -185,7 +185,7 @@ def audit(
 
 
 def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
-    """Return flaws of updates with a wrong number of samples, or outside of their own synchrony."""
+    """Return flaws: updates with a wrong number of samples, or beyond their own K or staleness."""
     flaws = list[Flaw]()
     for update in updates:
         samples = sum(batch.samples for batch in update.batches)
@@ -241,7 +241,7 @@ def _beginnings(first: Positions, ledger: Ledger) -> Positions:
     for place, openings in ledger.opened.items():
         topic_id = ""
         for each in openings:
-            # The state when the job began, or when the partition was added.
+            # This opening begins the first generation, when the job or the partition was new.
             if each.after is None:
                 begin.setdefault(place, each.start)
             elif "" != topic_id != each.topic_id != "":
@@ -264,7 +264,10 @@ def _in_log(ledger: Ledger, spans: Iterable[Span]) -> Iterator[Span]:
 def _tile(
     first: Positions, spans: Iterable[Span], unsettled: Iterable[Span]
 ) -> tuple[Positions, list[Flaw]]:
-    """Tile the settled spans. A hole is a flaw unless accepted batches wait there."""
+    """Return the settled frontier, and the gaps and overlaps between spans.
+
+    An unsettled span stops the frontier, but it is no gap.
+    """
     by_place: dict[Partition, list[Span]] = {partition: [] for partition in first}
     flaws = list[Flaw]()
     waiting = set(unsettled)

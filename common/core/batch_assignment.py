@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 
 # Factor on a deadline for each reassignment of a batch.
 GROWTH = 1.5
-# Maximum number of growths: 17 times the first deadline, and the power cannot overflow.
+# Maximum number of times that a deadline grows. The longest deadline is 17 times the first.
 MOST_GROWTHS = 7
 # Number of recent gradient times: a few rounds of a small fleet.
 RECENT_TIMES = 64
-# Number of times of one worker whose median is its usual time. Two slow gradients of five change
-# the median little, and three rounds are enough to notice that a machine became slow.
+# Number of a worker's newest gradient times, whose median is its usual time. Two slow gradients of
+# five change the median little, and three rounds are enough to notice that a machine became slow.
 OWN_TIMES = 5
-# Times before a worker is considered slow, because the first gradient of a process warms it up.
+# Number of gradient times needed to consider a worker slow. The first gradient of a process is
+# slow because it also warms the process up.
 BELIEVED_TIMES = 3
-# Age of a worker's last time after which it gets one of its own batches as a trial. No worker then
-# idles for 5 s, and a trial costs little because other workers compute the batch, too.
+# If a worker's last gradient time is older than this, the worker gets one of its own batches as a
+# trial. So no worker is idle for 5 s. A trial costs little, because other workers compute the
+# batch, too.
 TRIED_AGAIN_S = 4.0
 # Time to read a batch from Kafka that the worker does not have in memory.
 READ_BACK_S = 0.01
@@ -58,7 +60,8 @@ class GradientTimes:
         self._ordered = list[float]()
         # Newest seconds per batch of each worker.
         self._own = dict[WorkerId, deque[float]]()
-        # Median of a worker's own times. It is missing while a slow worker has too few of them.
+        # Median of each worker's own times. It is missing while a worker seems to be slow, but has
+        # fewer than `BELIEVED_TIMES` of them.
         self._usual = dict[WorkerId, float]()
         # When a worker's last time was observed, or its last trial began.
         self._asked_at = dict[WorkerId, float]()
@@ -158,17 +161,18 @@ class _Fleet:
         # Number of awaited batches.
         self.loads = dict.fromkeys(live, 0)
         self.free_s = {worker: busy_s.get(worker, 0.0) for worker in self.loads}
-        # Lower bound of `free_s`.
+        # Lower bound of all values in `free_s`.
         self.soonest_s = min(self.free_s.values(), default=0.0)
-        # Workers with a suspect, which must stay alone.
+        # Workers with a suspect batch, which get no other batch.
         self.closed = set[WorkerId]()
-        # Workers of unknown speed that have their one batch.
+        # Workers of unknown speed, or on trial, that have a batch. Other workers are preferred for
+        # the next one.
         self.full = set[WorkerId]()
         # The worker on trial: others would compute its batch sooner.
         self.tried: WorkerId | None = None
 
     def open_to(self, *, alone: bool) -> Collection[WorkerId]:
-        """Return the workers that a batch may go to. A suspect must travel alone."""
+        """Return the workers that may get a batch, or a suspect, which must be `alone`."""
         if not self.closed and not alone:
             return self.loads
         return [w for w in self.loads if w not in self.closed and not (alone and self.loads[w])]
@@ -214,7 +218,7 @@ class BatchAssigner:
         self.unanswered = False
 
     def awaits(self, version: int) -> int:
-        """Return the oldest version of an awaited gradient."""
+        """Return the oldest version at which a gradient is awaited, or `version` if none is."""
         return min([hand.version for hand in self.hands], default=version)
 
     @property
@@ -246,7 +250,7 @@ class BatchAssigner:
     def orders(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
-        """Assign all unassigned batches that can travel now, at this version."""
+        """Assign each unassigned batch to a worker, if one may get it now, at this version."""
         # No batch is in two orders, so equal counts mean that all batches are assigned.
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
         if todo == sum([len(hand.offsets) for hand in self.hands]):
@@ -507,7 +511,7 @@ class BatchAssigner:
             loads = fleet.loads[worker]
             return asked.count(worker), worker in full, done_s(worker), loads, other, worker
 
-        # No worker waits for the group of a single worker.
+        # If a single worker computes the group, no other worker waits for it.
         stays = first and (
             bool(round_.worker)
             or (holder not in full and done_s(holder) <= fleet.soonest_s + margin_s)
@@ -559,7 +563,10 @@ class BatchAssigner:
             self._late = [hand for hand in self._late if hand.offsets]
 
     def drop(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
-        """Remove a worker's orders that a reply at this version about these batches may answer."""
+        """Remove a worker's orders with one of these batches. Return True if any was removed.
+
+        Orders at a later version stay, because a reply at this version cannot answer them.
+        """
         offsets = set(offsets)
         return self._keep(
             lambda hand: (

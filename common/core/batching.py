@@ -82,7 +82,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     address: Address
     # Number of samples per span, in the order of the address.
     counts: tuple[int, ...]
-    # Sorted by span and reason.
+    # One entry per span and reason, in the order of the address.
     skipped: tuple[Skipped, ...]
     first_arrival_s: float
     last_arrival_s: float
@@ -177,10 +177,12 @@ class Batcher:
         self._set_sizes(batch_size, group_size)
         self._reading = dict[Partition, _Reading]()
         self._open = dict[Partition, _Open]()
-        self.samples = 0  # samples in the open batch
-        self._skipped = 0  # bad records
-        self._skipped_bytes = 0  # bytes in a claim
-        self._spans_bytes = 0  # bytes of its address
+        # Totals of the open batch: its samples, its bad records, their bytes in its claim, and the
+        # bytes of its address.
+        self.samples = 0
+        self._skipped = 0
+        self._skipped_bytes = 0
+        self._spans_bytes = 0
         self._opened_at = 0.0
 
     def position(self, partition: Partition) -> int | None:
@@ -230,7 +232,10 @@ class Batcher:
         return reading.span(partition, start, reading.epoch)
 
     def reach(self, partition: Partition, position: int) -> bool:
-        """Add offsets without records to the open batch. Return False if it has no part there.
+        """Add offsets without records, up to `position`, to the open batch.
+
+        Returns:
+            False if the open batch holds no records of the partition. Nothing is added then.
 
         Raises:
             ValueError: If the partition's position is above `position`, or the partition is not
@@ -250,7 +255,10 @@ class Batcher:
         self._drop_part(partition)
 
     def expire(self, partition: Partition, end: int) -> Span:
-        """Continue at `end`, and return the span up to there with the partition's open part."""
+        """Continue at `end`, and return the span up to there.
+
+        The partition's part of the open batch is dropped, and its offsets belong to the span.
+        """
         reading, part = self._reading[partition], self._drop_part(partition)
         start, before = reading.position, reading.epoch
         if part is not None:
@@ -271,8 +279,7 @@ class Batcher:
         """Add a run and return the batches that it completes, oldest first.
 
         Raises:
-            ValueError: If the partition has no position, or the run begins below it. Otherwise a
-                reader could mistake records that it never received for a hole in the log.
+            ValueError: If the partition has no position, or the run begins below it.
         """
         reading = self._reading.get(run.partition)
         if reading is None:
@@ -411,7 +418,7 @@ class Batcher:
             part = _Open(reading.position, reading.epoch, first_arrival_s=first_s)
             self._open[run.partition] = part
             self._spans_bytes += span_bytes(run.partition.topic)
-        # The offset after a record.
+        # `end` is the offset after a record, so the log is known up to there.
         reading.position = reading.known = end
         reading.epoch = run.epoch
         part.samples += good[1] - good[0]

@@ -1,4 +1,7 @@
-"""Commands of a coordinator, which a shell executes in order."""
+"""Commands of a coordinator, which a shell executes in order.
+
+If a command says "report", the shell passes the result to the coordinator as an event.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class RestoreSnapshot(CoordinatorCommand, frozen=True):
 
 
 class Begin(CoordinatorCommand, frozen=True):
-    """Begin to lead with this epoch and the loaded weights, and read control and replies."""
+    """Begin to lead with this epoch and the loaded weights. Read the control topic and replies."""
 
     epoch: int
     snapshot: Snapshot
@@ -75,7 +78,7 @@ class OpenPartition(CoordinatorCommand, frozen=True):
 class PublishModel(CoordinatorCommand, frozen=True):
     """Publish the current weights on the board under this name.
 
-    If triggers contain the changes, that is sufficient unless `whole` is set.
+    If triggers contain the changes of the weights and `whole` is False, nothing is published.
     """
 
     model: ModelId
@@ -83,7 +86,7 @@ class PublishModel(CoordinatorCommand, frozen=True):
 
 
 class PostTrigger(CoordinatorCommand, frozen=True):
-    """Post a trigger on the board. `moves` starts another stream."""
+    """Post a trigger on the board, in a new stream if `moves` is True."""
 
     trigger: UpdateTrigger
     moves: bool = False
@@ -109,7 +112,7 @@ class Apply(CoordinatorCommand, frozen=True):
     update: UpdateApplied
     # None for the trainer's own rate.
     learning_rate: float | None
-    # True to report the norm of the sum (`Summed`).
+    # True to report the squared norm of the sum (`Summed`).
     measured: bool = False
 
 
@@ -131,7 +134,7 @@ class PublishSnapshot(CoordinatorCommand, frozen=True):
 
     snapshot: Snapshot
     checkpoint: bool
-    # True to store a checkpoint's state for members, too, and report.
+    # True to store a checkpoint also in a form that members can copy, and report that.
     state: bool = False
 
 

@@ -47,9 +47,9 @@ SEARCH_S = 5.0
 # Delay after a failed attempt, which usually means that a server is down. It is short because each
 # attempt asks only that server, and the job stands still until an attempt succeeds.
 AGAIN_S = 0.5
-# Time after a step of a candidacy (snapshot found, weights in hand, Lead delivered) at which the
-# candidate gives up. It is long because no other replica leads meanwhile, and giving up early costs
-# another search. A failed step reports itself at once by an event.
+# Time since the last step of a candidacy (snapshot found, weights in hand, Lead delivered) after
+# which the candidate gives up. It is long because no other replica leads meanwhile, and giving up
+# early costs another search. A failed step reports itself at once by an event.
 CANDIDACY_S = 60.0
 # Updates kept for members that missed triggers. A member that is further behind is of no use.
 MOST_BEHIND = 100
@@ -89,7 +89,7 @@ class Coordinator:
         self._request = events.WantedChanged("running")
         self._candidacies = 0
         self._lease_at = float("-inf")
-        # Lifetimes to request for the lease.
+        # Number of `lease_ttl_s` to request as the lifetime of the lease.
         self._lifetimes = 1
         self._alive_at = float("-inf")
         self._search = self._new_search()
@@ -266,10 +266,11 @@ class Coordinator:
                 self._history = history
                 if history.slices is not UNSET:
                     if self._limit is None and self._request.after_loss > history.after_loss:
-                        # The claims of later updates may be lost.
+                        # The owner reports a loss, so the claims of later updates may be lost.
                         self._limit, self._limit_of = snapshot.made, history.epoch
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
-                    # Without this, each fallback would put these batches back again.
+                    # Without this, `on_missing: proceed` could put the same batches back again
+                    # after each fallback.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
                     stored = {*(rolled.stored or ()), *self._stored}
                     ordered = tuple(sorted(stored, key=lambda made: made.version))

@@ -42,7 +42,8 @@ class LeaseAnswered(CoordinatorFact, frozen=True):
 class SnapshotsFound(CoordinatorFact, frozen=True):
     """The readable snapshots of a source, and the records of the updates topic after them.
 
-    Of the covered hot snapshots, only the best is included, see `lost`.
+    A snapshot is covered if both topics still have all records that it contains. Of the covered
+    hot snapshots, only the best one is included.
     """
 
     source: Source
@@ -50,13 +51,12 @@ class SnapshotsFound(CoordinatorFact, frozen=True):
     # Starts at the lowest covered snapshot.
     updates: tuple[tuple[int, AuditRecord | None], ...]
     end: int  # end of the updates topic
-    # Topic and extent of the loss, by rank, for snapshots with records that the control or updates
-    # topic has lost. Both topics cover all other snapshots.
+    # Snapshots that are not covered, by rank, with a description of the loss.
     lost: Mapping[tuple[int, int, int], str] = {}
     # Kafka's ids of the topics that were checked. Empty if unknown.
     control_topic_id: str = ""
     updates_topic_id: str = ""
-    # Only for the genesis: why no checkpoint is better although some exist.
+    # Only for the source "genesis": why none of the existing checkpoints can be used.
     unreadable: str = ""
     # Only for the source "all": where checkpoints are searched, and what was found there.
     storage: str = ""
@@ -149,7 +149,7 @@ class CheckpointVerified(CoordinatorFact, frozen=True):
 
 
 class Summed(CoordinatorFact, frozen=True):
-    """Norm of the sum of gradients that made a model, requested by `Apply`."""
+    """Squared norm of the sum of gradients that made a model, requested by `Apply`."""
 
     model: ModelId
     square: float  # |gradient summed over all samples|^2
@@ -182,7 +182,7 @@ class WantedChanged(CoordinatorFact, frozen=True):
 
 
 class SettingsChanged(CoordinatorFact, frozen=True):
-    """The owner changed the job: K, the deadline, the learning rate. The revision is new."""
+    """The owner changed the job: K, the deadline or the learning rate. Each change has a revision."""
 
     settings: CoordinatorSettings
 

@@ -21,12 +21,13 @@ KafkaEpoch: TypeAlias = Annotated[int, Meta(ge=-1, lt=2**31)]
 NonEmpty: TypeAlias = Annotated[T, Meta(min_length=1)]
 Finite: TypeAlias = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=_LARGEST_FLOAT)]
-# Decades, so that sums are finite.
+# At most decades, so that sums are finite.
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since 1970, up to the year 5138
-# Products with it are finite.
+# Limited, so that products with times are finite.
 PerSecond: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
-# Losses, metrics and squares. Their sums are finite, and float32 sums are smaller.
+# Losses, metrics and squared norms. Sums of them are finite, and no sum of float32 numbers reaches
+# the limit.
 Sum: TypeAlias = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Square: TypeAlias = Annotated[float, Meta(ge=0, le=1e300)]
 HostPort: TypeAlias = Annotated[str, Meta(max_length=64)]  # numeric

@@ -116,7 +116,7 @@ class Grouper:
             weights = level(self._backlog) if len(self._backlog) > 1 else {}
             if begun:
                 here = heads.first()
-                # Takes turns only if several streams wait.
+                # Streams take turns only if several wait.
                 stream = self._turns.choose(weights, here) if weights else None
                 offset = here[stream or next(iter(here))]
             else:
@@ -161,7 +161,7 @@ class Grouper:
         return sum(map(len, self._queues.get(worker, {}).values()))
 
     def is_for(self, idle: Collection[WorkerId], live: Collection[WorkerId]) -> bool:
-        """True if a batch waits that an idle worker would get first."""
+        """True if a waiting batch belongs to an idle worker, or to a worker that is not alive."""
         return bool(idle) and any(each in idle or each not in live for each in self._queues)
 
     def _oldest(self, workers: Iterable[WorkerId]) -> dict[str, int]:
@@ -191,7 +191,7 @@ class Grouper:
         return batch
 
     def _pay(self, offset: int, weights: Mapping[str, float]) -> None:
-        """Charge the streams of a batch for it, if several take turns."""
+        """Charge each stream of a batch for its share of the turn."""
         records = self._waiting[offset].records
         total = sum(records.values())
         self._turns.pay({each: n / total for each, n in records.items()}, weights)

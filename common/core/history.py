@@ -10,9 +10,10 @@ coordinator, `doll audit` and a takeover all use it.
     epoch    70       70     70     80       80     80
     path     -        1      1 2    1        1      1 2'     J=3 of epoch 70 comes too late: void
 
-An epoch is a number that its Lead carries, and that is used once, because offsets are reused after
-Kafka loses acknowledged records. A leader numbers its updates and quarantines, and only its next
-number counts. Records that it wrote after a lost one are therefore void, and so are duplicates.
+A Lead carries its epoch, a number that is never used again. Its offset would not do, because Kafka
+reuses offsets after it loses acknowledged records. A leader numbers its updates and quarantines,
+and only its next number counts. Records that it wrote after a lost one are therefore void, and so
+are duplicates.
 
 A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
 records are produced again (`Replayed`). The first of the two counts, and then the other does not.
@@ -48,7 +49,7 @@ class History:
     Args:
         epoch: Epoch of the Lead in force at `position`, or -1.
         base: The last effective update at `position`, where this reader's knowledge begins.
-        position: Offset of the next record, with what is known of the topic below.
+        position: Offset or `LogPosition` of the next record.
         poison: Quarantined batches at `position` that may still be requeued.
         number: Number of the newest record that counts of the leader in force, or 0.
         after_loss: Number of the owner's requests to resume after a loss that Leads have carried
@@ -95,8 +96,8 @@ class History:
     def checkpoint(self) -> ModelId | None:
         """Name of the newest stored checkpoint that no Lead has taken back, if any.
 
-        A checkpoint named below the snapshot that a reader began with is unknown. It is not better
-        than that snapshot, because each leader only adds to its base.
+        Checkpoints that the topic names before this reader's first record are unknown. None of them
+        is better than the snapshot that the reader began with, because a leader only adds updates.
         """
         return self._checkpoints[-1] if self._checkpoints else None
 
@@ -217,7 +218,7 @@ class History:
             return False
         self._quarantined[offset] = record
         self._requeued.pop(offset, None)
-        # A different batch at the same offset, whose claim was lost.
+        # Any batch that is still here is another one, whose claim at this offset was lost.
         self._poison.pop(offset, None)
         if not record.expired:
             self._poison[offset] = record.batch

@@ -38,9 +38,9 @@ class Completion:
         # None if there is no deadline.
         self.stop_at = settings.stop_at
         self._losses = deque[float](snapshot.losses, maxlen=LOSS_WINDOW)
-        # Share of the next update that is complete.
+        # Share of the next update of the job's own K that is complete.
         self._begun = 0.0
-        # Sum of the losses in it, times their shares.
+        # Sum of the losses of the updates in that share, each times its own share.
         self._loss_sum = 0.0
 
     @property

@@ -414,7 +414,7 @@ def with_jobs(view: PlacementView, known: Mapping[str, JobDemand]) -> PlacementV
         view: The view from Redis.
         known: All jobs that are not stopped, by name, with the demand that follows from the
             specification. A pause is visible here before the leader reports it. A job without a
-            leader needs no workers, but idle workers may wait there for its leader.
+            leader needs no workers, but workers without a job may join it and wait for its leader.
     """
     seen = {it.job: it for it in view.jobs}
     jobs = tuple(_without_unknown(seen.get(name, demand), demand) for name, demand in known.items())
