@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from common.core.messages import Vector
 
-# Time between two pieces of a call, not for the complete call. NCCL reports no pieces, so there it
-# is the time for the call, in addition to the time that its bytes take. The death of a process
-# shows at once, because a connection or port closes. The timeout is for failures that close
+# Longest time between two pieces of a call, not for the complete call. NCCL reports no pieces, so
+# there it is the time for the call, in addition to the time that its bytes take. The death of a
+# process shows at once, because a connection or port closes. The timeout is for failures that close
 # neither: a power cut, a broken cable, a frozen process.
 TIMEOUT_S = 2.0
 

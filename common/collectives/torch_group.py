@@ -72,16 +72,18 @@ _LOOK_S = 0.02
 # Time that forming a group may take before the other members' ports are tried. It takes 0.2 s for
 # 20 members.
 _PATIENCE_S = 0.25
-# Longer than the kernel's first retransmission, so that one lost packet accuses no member.
+# Time within which a member's port must accept a connection. It is longer than the kernel's first
+# retransmission, so that one lost packet accuses no member.
 _REACH_S = 1.5
 # Time between attempts to find the dead members after a failed call.
 _AGAIN_S = 0.005
 _NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 # Time between checks for the end of a call of NCCL.
 _POLL_S = 0.0002
-# Bytes per second. NCCL does not report progress, so the time limit of a call grows with its size.
+# Least rate in bytes per second. NCCL does not report progress, so the time limit of a call grows
+# with its size.
 _SLOWEST = 50e6
-# Above the descriptors of connections and below the limit of open files.
+# Lowest descriptor for the listener: above those of connections, below the limit of open files.
 _HIGH = 512
 _POISON_TAG = 77
 _PORTS = 65535
@@ -206,8 +208,8 @@ class TorchGroups:
         while self._listener.fileno() >= 0:
             try:
                 self._listener.accept()[0].close()
-            # The listener is closed, or this process has no free descriptor. In that case, the
-            # kernel still accepts connections.
+            # The listener is closed, or this process has no free descriptor. Without a free
+            # descriptor, the kernel still accepts connections.
             except OSError:
                 sleep(_LOOK_S)
 
@@ -528,7 +530,7 @@ class NcclGroup(_TorchGroup):
                     sleep(_POLL_S)
                 if self._over.is_set():
                     break
-                # Later work on the GPU runs after this operation, and an error is raised.
+                # This makes later work on the GPU run after the operation, and raises its error.
                 work.wait()
         except RuntimeError as error:
             why = _in_short(error)

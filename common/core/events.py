@@ -182,7 +182,7 @@ class WantedChanged(CoordinatorFact, frozen=True):
 
 
 class SettingsChanged(CoordinatorFact, frozen=True):
-    """The owner changed the job: K, the deadline or the learning rate. Each change has a revision."""
+    """The owner changed K, the deadline or the learning rate of the job. The revision is new."""
 
     settings: CoordinatorSettings
 

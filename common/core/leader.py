@@ -163,7 +163,7 @@ class Leader:
         self._began = now
         self._recovery = recovery
         self._settings = settings
-        # Applies from the next update boundary on.
+        # Changed settings, which apply from the next update on.
         self._changed: CoordinatorSettings | None = None
         self._made = snapshot.made
         # Public, but read-only for others, like `rounds`.
@@ -335,7 +335,7 @@ class Leader:
         )
 
     def streams_seen(self, seen: StreamsSeen) -> Iterator[CoordinatorCommand]:
-        """Open new partitions, and those that may resume after a loss by the recovery policy.
+        """Open new partitions, and those whose loss the owner has accepted by the recovery policy.
 
         An opening may be in the topic already but unread. The ledger ignores the second one.
         """
@@ -379,7 +379,7 @@ class Leader:
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
                 yield from self._failed(reply)
-            # The believed process computes this gradient, too.
+            # The process that the leader believes has the same order, so the order stays.
             elif self._aggregation.is_rival(reply):
                 yield do.Drop(reply, "the leader accepts another process with the same worker name")
             elif reason := self._aggregation.why_not(reply):
@@ -397,7 +397,7 @@ class Leader:
         yield from self._advance(now)
 
     def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
-        """Process the norm of an update's sum, which may change K."""
+        """Process the squared norm of an update's sum, which may change K."""
         if event.model.epoch != self._epoch:
             return
         if self._modes.observe(event.model.version, event.square):
@@ -543,7 +543,8 @@ class Leader:
     ) -> Iterator[CoordinatorCommand]:
         self._modes.pass_time(now, len(self._liveness.live) if len(self.rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
-            # A round may be stuck because of what the owner changes, so no round is waited for.
+            # The rounds in flight may be stuck for the reason that made the owner change the
+            # layout, so the leader does not wait for them.
             yield from self._abandon(self.rounds)
         if self._changed is not None and not len(self.rounds) and not self._completion.reason:
             yield from self._take_change(self._changed, now)
@@ -653,8 +654,8 @@ class Leader:
     def _giving_way(self) -> list[Round]:
         """Return rounds that lack batches and might wait for them for ever.
 
-        Workers may already follow a new bound, or the batches could form an update under another
-        rule.
+        After a job change, workers may follow a new bound and claim no more batches. If another
+        rule applies now, the batches that are there may be enough for an update.
         """
         lacking = [r for r in self.rounds if not (r.todo or r.short) and r.missing > 0]
         if not lacking:
@@ -706,7 +707,8 @@ class Leader:
         waiting = len(self._grouper)
         if not waiting or self.handover.requested or self._wanted != "running":
             return False
-        # If Kafka lost the claims of these batches, workers may claim them again.
+        # The claim of a used batch may be lost if it is not replayed yet. Its records are in the
+        # weights, and workers may have claimed them again.
         replayed = self.ledger.position > self._replay.last_used
         if not replayed or self._publisher.unread > self._aggregation.unread_audits:
             return False
@@ -926,7 +928,7 @@ class Leader:
         yield from self._seen(self._aggregation.snapshots(commands))
 
     def _seen(self, commands: Iterable[CoordinatorCommand]) -> Iterator[CoordinatorCommand]:
-        """Record that the consumer groups may commit what a checkpoint covers."""
+        """Pass the commands on. A published checkpoint moves the settled frontier of the status."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot) and command.checkpoint:
                 self._publisher.settled = command.snapshot.settled

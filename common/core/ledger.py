@@ -43,7 +43,8 @@ class Ledger:
     """The fold. Feed it every record of the control topic once, in order.
 
     Args:
-        claimed: Start of every partition of the job, or its state at `position`.
+        claimed: The number `claimed` of every partition at `position`. At the job's beginning, the
+            start of the partition.
         position: Control offset of the next record. All records below have been decided.
         opened: Openings that counted before `position`.
         known: Known positions in the logs at that time.

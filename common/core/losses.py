@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 
 class Divergence(NamedTuple):
-    """A partition's log is no longer the one of its generation."""
+    """A partition's log is no longer the one that its current generation was read from.
+
+    Its topic was recreated, or the log lost its last records.
+    """
 
     generation: int
-    # Point at which the logs diverge, with the current topic id and the leader epoch below.
+    # First offset at which the logs differ, with the current topic id and the leader epoch of the
+    # record below.
     start: LogPosition
     # Current end of the log.
     end: int

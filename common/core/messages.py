@@ -42,7 +42,7 @@ Positions: TypeAlias = dict[Partition, Count]
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
 # State of a job requested by its owner.
 Wanted: TypeAlias = Literal["running", "paused", "stopped"]
-# Start position in a recreated topic. Empty if the topic was not recreated.
+# Start position in a recreated topic. Empty if the owner has not chosen one.
 ReadFrom: TypeAlias = Literal["", "earliest", "latest"]
 
 
@@ -153,7 +153,7 @@ class Skipped(NamedTuple):
 
 
 class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch-ready"):
-    """A worker has a batch in memory: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
+    """A worker has a batch in memory: the paper's batch indicator S_B;j,n (Algorithm 1, line 8)."""
 
     worker: NonEmpty[WorkerId]
     # At most one span per partition.
@@ -288,7 +288,7 @@ class Traffic(NamedTuple):
 
 
 class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied"):
-    """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
+    """One model update and exactly the batches that made it (the paper's Algorithm 4, line 11)."""
 
     epoch: Count
     version: Ordinal  # J, after this update
@@ -298,7 +298,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     # Mean per sample at the weights before the update (prequential).
     loss: Finite
     # Mean of each task metric over the samples that have a value, at the same weights as the loss.
-    # Also contains the `WINDOWED` metrics.
+    # Also contains the `WINDOWED` metrics of `common.core.scores`.
     metrics: dict[str, Finite] = {}
     # Reason for fewer than K batches: "linger", "missing" or "quarantined". Otherwise empty.
     short: str = ""
@@ -315,7 +315,8 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     synchrony: Synchrony | UnsetType = UNSET
     # Oldest version that a gradient was computed at. Default: the version before.
     base: Count | UnsetType = UNSET
-    # Sizes of the groups of consecutive `batches` that one worker computed with local steps.
+    # Number of batches in each gradient message, in the order of `batches`. Default: workers took
+    # no local steps.
     parts: tuple[Ordinal, ...] | UnsetType = UNSET
     # Factor on the learning rate of this step. Default: 1.
     scale: Rate | UnsetType = UNSET
@@ -332,7 +333,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     # Bytes of weights and gradients that a worker sent and received for one update: the mean of the
     # counts that arrived since the update before.
     moved: Count | UnsetType = UNSET
-    # Number of samples that have a value, by metric. Metrics of all samples are left out.
+    # Number of samples that have a value, by metric. A metric that all samples have is left out.
     measured: dict[str, Ordinal] | UnsetType = UNSET
 
     def samples_with(self, metric: str) -> int:
@@ -422,9 +423,9 @@ class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
     model: ModelId
     at_s: Finite  # seconds since 1970
     stream: NonEmpty[str]
-    # Mean error per record before the change, over the window that was dropped.
+    # Mean error per record before the change. The detector has dropped these records.
     before: Finite
-    # Mean error per record over the remaining window.
+    # Mean error per record since the change.
     after: Finite
 
 
@@ -487,7 +488,8 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
     waiting: Count
     # Number of workers that the leader considers alive.
     live: Count
-    # Frontier covered by a checkpoint, for lag tools.
+    # Next offset of each partition: a checkpoint covers all records below it. Only for reports of
+    # the lag.
     settled: Positions
     # Name of the leader's stream of triggers. Empty for the first stream.
     triggers: Annotated[str, Meta(max_length=64)] = ""
@@ -557,8 +559,9 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
     number: Count
     # Members in order of rank.
     members: tuple[Member, ...] = ()
-    # Ranks of each slice's owners. The first steps the slice and sends its weights to all, the
-    # others keep its optimizer state, too. Unset if each member holds and steps everything.
+    # Ranks of each slice's owners, which all step it, so that each has its optimizer state. The
+    # first one sends the new weights to all members. Unset if each member holds and steps
+    # everything.
     owners: tuple[tuple[Count, ...], ...] | UnsetType = UNSET
 
     def owned(self, member: Member) -> Slices:
@@ -604,13 +607,13 @@ class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     membership: Membership
     # The attempt that made the version. Its result may be applied.
     by: AttemptId | None = None
-    # Life of the member that made version 0. 0 if no member has.
+    # Life of the member that made version 0. 0 if no member has made it.
     origin: Count = 0
     reduce: Reduce | None = None
     copies: tuple[Copy, ...] = ()
     # True if all members must report their state.
     report: bool = False
-    # The member that must complete the hot snapshot of this version.
+    # The member that must add the weights to the hot snapshot of this version.
     hot: Member | None = None
     # The member that must offer this version to evaluators.
     offer: Member | None = None
@@ -635,7 +638,7 @@ class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
-    """Compute these gradients at this model or a later one (S_C;j,n; Algorithm 4, line 5)."""
+    """Compute these gradients at this model or later: the paper's S_C;j,n (Algorithm 4, line 5)."""
 
     id: TriggerId
     model: ModelId
@@ -704,7 +707,7 @@ class _Computed(_Reply, frozen=True):
 
 
 class Gradient(_Computed, frozen=True, tag="gradient"):
-    """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
+    """The gradient of one order: the paper's g_J,k summed over its batches (Algorithm 2, line 7).
 
     `model` is the one that the gradient was computed at. The vector travels beside the message as
     raw bytes, see `common.wire.messages`.
@@ -789,7 +792,8 @@ class Stored(_MemberReply, frozen=True, tag="stored"):
     """A member has stored a version, so that others can load it."""
 
     made: ModelId
-    # Stored slices. Empty if it no longer has the slices that it was asked to store.
+    # Stored slices. Unset for the whole version. Empty if the member no longer has the slices that
+    # it was asked to store.
     slices: Slices = UNSET
 
 

@@ -79,7 +79,7 @@ class GroupSizeTuner:
         self._rounds = rounds
         # S and G², smoothed separately, because a smoothed ratio would be biased.
         self._noise = self._signal = 0.0
-        # Smoothed mean.
+        # Smoothed mean number of samples in a batch.
         self._batch_samples = 0.0
         # Number of rounds so far, and at the last move.
         self._measured = self._moved = 0
@@ -147,7 +147,7 @@ class ModeSelector:
         self._rule: Rule | None = None
         # Number of rounds begun under the current choice.
         self._kept = 0
-        # Number of workers when it was made.
+        # Number of workers when the choice was made.
         self._live = 0
         # Totals so far, as in `_Times`.
         self._computed_s = self._there_s = 0.0
@@ -225,15 +225,15 @@ class ModeSelector:
         return None if self._tuner is None else self._tuner.noise_scale
 
     def measures(self, live: int) -> bool:
-        """Return True if the tuner needs the norm of an update's sum."""
+        """Return True if the tuner needs the squared norm of an update's sum."""
         return self._tuner is not None and self._choose(live) is None
 
     def expect(self, version: int, scatter: Scatter) -> None:
-        """Keep the statistics of an update until the norm of its sum is known."""
+        """Keep the statistics of an update until the squared norm of its sum is known."""
         self._scatters[version] = scatter
 
     def observe(self, version: int, square: float) -> bool:
-        """Process the norm of an update's sum. Return False if the tuner ignores it."""
+        """Process the squared norm of an update's sum. Return False if the tuner ignores it."""
         scatter = self._scatters.pop(version, None)
         if scatter is None or self._tuner is None:
             return False

@@ -57,7 +57,7 @@ class Assignments:
         self._weights: bytes | None = None
         # Oldest version at which a gradient is awaited, by the newest trigger.
         self._awaits = 0
-        # Name of the replica that posted it. Empty if there was none.
+        # Name of the replica that posted the newest trigger. Empty if there was none.
         self.reply_to = ""
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
@@ -90,7 +90,8 @@ class Assignments:
 
         A worker drops its weights if the last trigger says that others hold them, and such a
         trigger may be forged. So a trigger of an unknown leader that changes the holders waits
-        until that leader's status arrives. Any other leader posts after it, or in another stream.
+        until that leader's status arrives. Triggers are not held up by a forged one, because the
+        real leader posts after it, or in another stream.
 
         Args:
             triggers: Triggers in order.

@@ -29,6 +29,7 @@ class PartialHistory(History):
 
     def __init__(self, start: int = 0) -> None:
         super().__init__(position=start)
+        # True while the Lead in force is inferred.
         self._guesses = start > 0
         self._forget_at = 2 * _REMEMBERED
 
@@ -56,7 +57,10 @@ class PartialHistory(History):
         return model.version < self._path[0].version or self.find(model.version) == model
 
     def feed(self, offset: int, record: AuditRecord | None, epoch: int = -1) -> bool:
-        """Fold the record at `offset` like `History.feed`, and restart at an unseen leader."""
+        """Fold the record at `offset` like `History.feed`.
+
+        If the record reveals a leader whose Lead is gone, the fold begins again with that leader.
+        """
         unseen = self._unseen_leader(record)
         if unseen is not None:
             before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0

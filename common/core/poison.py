@@ -12,8 +12,8 @@ SETTLED_WINDOW = 100
 class Suspects:
     """Batches that may be poison: their worker died, or the gradient failed or was not finite.
 
-    A suspect then travels alone, and only failures of it alone count, because other batches could
-    have been the cause.
+    An order then contains only the suspect. Failures of orders with more batches do not count,
+    because another batch could have been the cause.
 
     Args:
         limit: Number of failures allowed. One more makes the batch poison.

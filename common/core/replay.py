@@ -40,8 +40,9 @@ class ReplayFilter:
         self.error = ""
         # An operator requeued these batches, and no update has used them yet.
         self.requeued = {o: b for o, b in history.requeued.items() if o not in self._used}
-        # Their claims may be above the snapshot's control position, not replayed yet. Snapshots
-        # published before that must name them, because the history of the next leader begins later.
+        # Quarantined batches. Some of their claims are above the snapshot's control position and
+        # still have to be replayed. Snapshots that are published before that must name these
+        # batches, because the next leader's history begins after their quarantine.
         self._quarantined = {batch.offset: batch for batch in snapshot.quarantined}
         self._quarantined |= {o: record.batch for o, record in history.quarantined.items()}
         for offset in self.requeued:

@@ -53,7 +53,8 @@ class Round:
         live: Number of living workers.
         settings: Settings of the round to its end.
         batches: The group, in order of fairness.
-        worker: The worker that gets the whole group first. None for the holder of each batch.
+        worker: Optional. The worker that gets the whole group first. If unset, each batch first
+            goes to the worker that claimed it.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Round:
 
     @property
     def averages(self) -> bool:
-        """True if this round averages models: messages are weighted by their local steps."""
+        """True if this round averages the workers' copies of the model after local steps."""
         return self.synchrony.local_rate > 0 and self.settings.reduction == "mean"
 
     @property

@@ -31,11 +31,11 @@ _CENTRES = 1 / (1 + np.exp(-BIN_WIDTH * (np.arange(BINS) - (BINS - 1) / 2)))
 
 
 def measures(counts: npt.NDArray[np.integer[Any]]) -> dict[str, float]:
-    """Return the AUC and the other metrics, as far as the records allow.
+    """Return the AUC and the other metrics that these records define.
 
-    The AUC treats two records of one bin as equal, so its error is at most half of the pairs of
-    both classes that share a bin. The calibration error is the expected one (Naeini et al. 2015),
-    with the middle of a bin as the probability of its records.
+    The AUC counts a pair of records, one of each class, by half if both are in one bin. So its
+    error is at most half the share of such pairs. The calibration error is the expected one (Naeini
+    et al. 2015), with the middle of a bin as the probability of its records.
 
     Args:
         counts: (2 * BINS,).

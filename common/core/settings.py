@@ -16,8 +16,8 @@ class WorkerSettings:
     """Settings of a worker's reading side."""
 
     batch_size: int  # b
-    # Maximum number of claimed and unsettled batches. At least K, so that one survivor can fill a
-    # group.
+    # Maximum number of claimed and unsettled batches. At least K, so that a single worker can fill
+    # a group.
     bound: int
     # Time after which a partial batch is closed. None for never, as in the paper.
     batch_linger_s: float | None = None
@@ -41,9 +41,9 @@ class Mode:
     """Mode of a round, either the job's own or that of a rule."""
 
     group_size: int  # K
-    # None for the job's rate in a rule, and for the trainer's rate in the job's own mode.
+    # If None, a rule uses the job's rate, and the job's own mode uses the trainer's.
     learning_rate: float | None = None
-    # As in `Synchrony`, like `single_worker` and `local_rate`.
+    # `staleness`, `single_worker` and `local_rate` are as in `Synchrony`.
     staleness: int = 0
     # Additional staleness for each living worker.
     staleness_per_worker: int = 0
@@ -107,8 +107,8 @@ class SliceSettings:
 class AggregationSettings:
     """Settings for aggregation among the workers."""
 
-    # Time that an update waits for a member that copies the weights. None to derive it from their
-    # size.
+    # Time that an update waits for a member that copies the weights. None to derive it from the
+    # size of the weights.
     heal_s: float | None = None
     # Time limit of a collective until one was measured.
     first_attempt_s: float | None = None
@@ -147,8 +147,8 @@ class RateSchedule:
     kind: ScheduleKind = "constant"
     # Updates of linear growth to the full rate.
     warmup: int = 0
-    # n, counted from the end of the warmup: interval of steps, end of the cosine, or time until
-    # the share is 1 / sqrt(2).
+    # Number of updates after the warmup: from one step to the next, until the end of the cosine, or
+    # until the share of `inverse_sqrt` is 1 / sqrt(2).
     updates: int = 1
     # Factor of a step.
     factor: float = 0.1
@@ -189,7 +189,7 @@ class CoordinatorSettings:
 
     # Mode of rounds that begin while no rule applies.
     mode: Mode
-    # The workers' bound, used to end a round that no worker can fill.
+    # The workers' bound, see `WorkerSettings`.
     bound: int
     # Revision of the settings, which each update names.
     revision: int = 0
@@ -230,8 +230,8 @@ class CoordinatorSettings:
     # Time that a frozen leader keeps its lease.
     lease_ttl_s: float = 1.0
     leader_status_s: float = 0.1
-    # Minimum interval between statuses with new decisions: every other poll of the heartbeats, in
-    # the same packet.
+    # Minimum interval between statuses with new decisions. It is twice `alive_s`, so that the
+    # status is sent in one packet with every second poll of the heartbeats.
     leader_status_news_s: float = 0.05
     # Interval between polls of the heartbeats, which limits how late a death is noticed.
     alive_s: float = 0.025

@@ -120,7 +120,8 @@ class SnapshotSchedule:
     def requeue(self, batch: Batch) -> None:
         """Add a requeued batch to the pending copy.
 
-        Nobody reads its record again, because that will be below the snapshot's position.
+        A leader that starts from the snapshot does not read the `Requeued` record, which is below
+        the snapshot's position.
         """
         pending = self._pending
         if pending is None:

@@ -174,7 +174,7 @@ class SnapshotSearch:
         there = any(each.name == name for each in stored.snapshots)
         torn = {rank for rank in self._torn if rank[:2] == name}
         if there and not torn:
-            # Kafka lost records that it contains.
+            # The checkpoint is readable, but not covered: Kafka lost records that it contains.
             return ""
         why = "its weights are damaged" if there else stored.torn.get(name, "")
         if not why:

@@ -104,7 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Rank by leader, then version, then the amount of audit seen. Higher is better."""
+        """Rank by leader, then by version, then by updates position. Higher is better."""
         return (self.by, self.made.version, self.updates_position)
 
     @property
@@ -168,8 +168,8 @@ def choose(
         for offset, record in updates:
             if offset >= snapshot.updates_position:
                 history.feed(offset, record)
-        # A Lead may have counted whose base is no longer in the topic. Then only version 0 can be
-        # proven, and the next Lead takes back everything since.
+        # A Lead that counts may name a base that is no longer in the topic. Then only version 0 can
+        # be proven, and the next Lead takes back everything since.
         if not history.base_lost or snapshot.by < 0:
             return snapshot, history
     return None

@@ -35,7 +35,7 @@ class LogPosition(NamedTuple):
 
     @classmethod
     def of(cls, position: int | LogPosition) -> LogPosition:
-        """Return a position, even if only its offset is known."""
+        """Return the position as a `LogPosition`. Of an integer, only the offset is known."""
         return cls(position) if isinstance(position, int) else position
 
 

@@ -109,11 +109,11 @@ class PartitionRecords(NamedTuple):
 class RunsInTurn:
     """Reading order of a worker's partitions: in turn by their lag, in short runs.
 
-    If a worker read one partition after the other, it would learn a backlog of two streams as two
-    data sets, the second over the first: on NSL-KDD in two streams the held-out accuracy was 0.52
-    instead of 0.95. Turns with runs of b records give the result of one shuffled topic. Runs of
-    1,000 and more do not (0.79-0.93), and runs shorter than b bring nothing. No replay depends on
-    this order, because claims name their addresses.
+    If a worker read one partition after the other, the model would learn the backlogs of two
+    streams one after the other and forget the first: on NSL-KDD in two streams the held-out
+    accuracy was 0.52 instead of 0.95. Turns with runs of b records give the result of one shuffled
+    topic. Runs of 1,000 and more do not (0.79-0.93), and runs shorter than b bring nothing. No
+    replay depends on this order, because claims name their addresses.
 
     The order never depends on timestamps: streams that were filled one after the other would be
     read one after the other.
@@ -151,7 +151,7 @@ class RunsInTurn:
         shares: _Shares | None = None
         pieces, there, paid = list[PartitionRecords](), len(order), False
         while there and room > 0:
-            # Nothing takes turns with it.
+            # No other partition has records, so there are no turns.
             if there == 1:
                 chosen = int(left.argmax())
                 length = int(left[chosen])

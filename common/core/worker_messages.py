@@ -84,7 +84,7 @@ class RoundBegan(WorkerFact, frozen=True):
 
     # Epoch of the leader that posted it.
     epoch: int = -1
-    # Capacity in the trigger.
+    # Counts of unsettled batches in the trigger.
     unsettled: Unsettled | None = None
 
 

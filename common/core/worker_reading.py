@@ -71,7 +71,7 @@ class _Full(NamedTuple):
     epoch: int
     # Enough of the worker's oldest batches are settled once all below this offset are.
     below: int
-    # Or at most this number of batches wait in the whole job.
+    # There is also room once at most this number of batches waits in the whole job.
     waiting: int
 
     def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
@@ -103,7 +103,10 @@ class _Settled:
         self._next: LeaderStatus | None = None
 
     def see(self, leader_status: LeaderStatus) -> None:
-        """Advance the frontier: all claims below a control position belong to batches below it."""
+        """Advance the frontier to the `claimed` of the newest status whose claims are all settled.
+
+        A status contains the claims below its control position.
+        """
         if self._next is None or self._next.epoch != leader_status.epoch:
             self._next = leader_status
         for seen in (self._next, leader_status):
@@ -132,7 +135,7 @@ class Worker:
         # Topic ids of placed partitions, if known.
         self._topic_ids = dict[Partition, str]()
         self._lost = dict[Partition, _Lost]()
-        # End of a log without a record below it, and when it was reached.
+        # End of a log if it is above the last record, and the time since which it is.
         self._ends = dict[Partition, tuple[int, float]]()
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
@@ -188,7 +191,7 @@ class Worker:
         return TriggerStream() if seen is None else TriggerStream(seen.triggers, seen.epoch)
 
     def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
-        """Return True if a trigger's capacity must be processed at once.
+        """Return True if a trigger's counts of unsettled batches must be processed at once.
 
         A trigger that gives no room can wait for the next event. Any thread may call this method.
         """
@@ -296,7 +299,7 @@ class Worker:
             # Leader epochs never decrease within one log.
             return list(self._leave_alone(run.partition, now + LOST_S))
         if self._ends:
-            # The run begins with the partition's pending offsets.
+            # The batch with this run also covers the offsets without records before it.
             self._ends.pop(run.partition, None)
         return [self._announce(cut, now) for cut in self._batcher.add(run, now)]
 
@@ -331,7 +334,9 @@ class Worker:
             yield from self._settled.commit(self._own, now)
 
     def _update_capacity(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
-        """Apply a trigger's capacity. If it is not this leader's, request the status.
+        """Apply a trigger's counts of unsettled batches.
+
+        If it is another leader's trigger, or has no counts, request the status.
 
         A trigger carries no positions, so it does not affect the worker's place.
         """

@@ -376,7 +376,7 @@ _REPLY = MessageCodec("reply", msgspec.msgpack.Decoder(Reply), _check_reply)
 _DEMAND = MessageCodec("job demand", msgspec.msgpack.Decoder(JobDemand))
 _PLACEMENT = MessageCodec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement))
 
-# Also for openings.
+# These two functions are also for `Opened`.
 encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
 encode_schema, decode_schema = _SCHEMA.encode, _SCHEMA.decode

@@ -1,9 +1,9 @@
 """Sparse vectors as bytes, exact to the bit: only +0.0, the bit pattern 0, is left out.
 
-A vector is sent as blocks of one width, which is derived from the vector: rows of an embedding that
-no record touched are zero as a whole. The positions are encoded as gaps of one, two or four bytes
-each, or as one bit per block, whichever is shortest. The header is followed by the positions,
-padded to 4 bytes, and the values.
+A vector is sent as blocks of one width, without blocks of zeros. The width is derived from the
+vector, because the rows of an embedding that no record touched are zero as a whole. The positions
+are encoded as gaps of one, two or four bytes each, or as one bit per block, whichever is shortest.
+The header is followed by the positions, padded to 4 bytes, and the values.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ Verdict: TypeAlias = Literal["open", "whole", "over", "diverged", "different"]
 BROKEN_S = 0.05
 # Minimum time of an attempt.
 FLOOR_S = 0.3
-# A longer attempt, relative to recent ones, means that a member is frozen and not just slow.
+# Multiple of the median of recent attempts. If an attempt takes longer, a member is frozen, not
+# just slow.
 SLOWER = 5
 RECENT = 16
 
@@ -85,7 +86,7 @@ class Attempt:
         self.finished = dict["Member", int]()
         self.square: float | UnsetType = UNSET
         self._broken = set["Member"]()
-        # Time of the decision by the answers received until then.
+        # Time at which the attempt is decided by the answers received so far.
         self.due = now + allowed_s
         self._diverged = False
 

@@ -97,11 +97,11 @@ class Backups:
         *,
         needed: bool,
     ) -> Sequence[Member]:
-        """Return the members to request `self.made` from, by slice. Empty if all were requested.
+        """Return the member that must store each slice of `self.made`. Empty if none must now.
 
         Args:
             made: The current version.
-            holders: Returns a member for each slice that can store it.
+            holders: Returns, for each slice, a member that can store it.
             is_gone: Returns True if a member is dead.
             now: Current time.
             needed: True if this version must be stored even without a checkpoint.
@@ -115,7 +115,7 @@ class Backups:
                 return self._from
             self._left = frozenset()
         asked = [each for each in (self._next, self._checkpoint) if each is not None]
-        # No set of members holds all of any other version.
+        # Members hold only the current version completely, so checkpoints of others are given up.
         newest = [each for each in asked if each.made == made]
         self._checkpoint, self._next = newest[0] if newest else None, None
         self.overdue |= bool(asked) and not newest

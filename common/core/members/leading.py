@@ -84,7 +84,7 @@ MOST_REFUSED = 20
 # Consecutive attempts with different or non-finite results before the job is held. The same batches
 # give the same result again, but a single forged report does not.
 CONFIRMED = 3
-# Lifetimes of silence allowed to a member that alone holds something.
+# Number of `LIFETIME_S` for which a member may be silent if it alone holds the weights or a slice.
 SOLE = 3
 SILENT = "the worker does not answer: its process is frozen, or a message in its name was forged"
 RIVAL = "the leader accepts another process with the same worker name"
@@ -92,7 +92,8 @@ RIVAL = "the leader accepts another process with the same worker name"
 COPIES = 2
 # Multiple of `heal_s` after which an update waits for the same member again.
 AGAIN = 10
-# Defaults if the job sets no times: setup time, and numbers per second that any network copies.
+# Defaults for a copy and for the first attempt if the job sets no times: setup time in seconds, and
+# numbers per second that any network can transfer.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
 # The stage in which reliable machines compute no gradients.
@@ -142,9 +143,9 @@ class _Owned:
     stage: Stage | None = None
     # Holders of each slice's optimizer state, among the members with the current weights.
     holders: tuple[tuple[Member, ...], ...] = ()
-    # True if all staying members lack the memory for some slices.
+    # True if the memory of all staying members together is too small for some slices.
     lacks_memory: bool = False
-    # True if some slice has no holder that could pass it on.
+    # True if some slice has no owner, because none of the members holds it.
     stranded: bool = False
 
 
@@ -156,7 +157,7 @@ class _Since:
     looked_at: float = float("-inf")
     # Time since which no visible member holds the newest update.
     lost: float = float("inf")
-    # Time since which some member, or every member, lacks the weights.
+    # Time since which some member lacks the weights.
     unclear: float = float("inf")
     # Time until which the leader collects reports before it chooses the first members.
     patient: float = float("inf")
@@ -190,11 +191,12 @@ class GroupAggregation:
         self._count = 0 if settings.slices is None else settings.slices.count
         self._grace_s = grace_s
         self._history = history
-        # The version was read back, so members may apply it.
+        # The newest version that was read back, so that members may apply it, and its attempt.
         self._made = snapshot.made
         self._by = snapshot.attempt or None
         self._origin = 0
-        # This leader takes none of these back. The history may no longer contain the old ones.
+        # Stored versions that this leader does not take back. The history may no longer contain old
+        # ones.
         path, newest = history.path, snapshot.made.version
         self._backups = Backups(
             made
@@ -219,7 +221,7 @@ class GroupAggregation:
         self._progress = snapshot.progress
         # A worker that holds the newest version, if one is known.
         self.holder: WorkerId | None = None
-        # End of the display in the status, and the reason.
+        # Reason shown in the status for each worker, and the time until which it is shown.
         self._refused = dict["WorkerId", tuple[float, str]]()
         # The version to roll back to if the newest is lost.
         self.fallback: ModelId | None = None
@@ -774,7 +776,7 @@ class GroupAggregation:
         """Do nothing. Members report stored versions themselves, see `receive`."""
 
     def _ask_to_store(self, member: Member, now: float) -> None:
-        """Request that members store a version, for a checkpoint or as a source of copies."""
+        """Request that members store a version: for a checkpoint, or so that others can copy it."""
         stores = self._backups.ask(
             self._made,
             lambda: [holders[0] for holders in self._owned.holders] or [member],

@@ -69,7 +69,7 @@ def why_double(worker: WorkerId) -> str:
 
 
 def why_odd(numbers: int, of_most: int) -> str:
-    """Return why a worker takes no part whose model has another size than the others'."""
+    """Return why a worker takes no part: its model has another size than those of most."""
     return (
         f"the worker's model has {numbers:,} parameters, but those of most workers have"
         f" {of_most:,}; it runs another version of the task, or a message in its name was forged"
@@ -77,7 +77,7 @@ def why_odd(numbers: int, of_most: int) -> str:
 
 
 def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
-    """Return why a worker is excluded that some members cannot reach, or that cannot reach them."""
+    """Return why a worker is excluded: it cannot reach some members, or they cannot reach it."""
     named = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
     reason = (
         f"{named[worker]} and {', '.join(named[o] for o in others)} cannot connect to each other"

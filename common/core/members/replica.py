@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from common.core.members.stages import MemberMachine
     from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
 
-# Batches, and the rate of the local steps.
+# Key of a gradient: its batches, and the rate of the local steps.
 Gradient: TypeAlias = tuple[tuple[int, ...], float]
 
 
@@ -61,7 +61,7 @@ class Enter(ReplicaCommand, frozen=True):
 
 
 class ApplyResult(ReplicaCommand, frozen=True):
-    """Take the step with the prepared result, which belongs to this version."""
+    """Take the step with the prepared result, which makes this version."""
 
     made: ModelId
 

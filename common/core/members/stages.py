@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Ratio of spot to reliable machines at which a stage ends: thresholds of AgileML (EuroSys 2017).
 ENDS = {1: 1.0, 2: 15.0}
-# Additional change of the ratio before a stage is left.
+# Share of a threshold by which the ratio must be beyond it before the stage changes.
 HYSTERESIS = 0.2
 
 

@@ -57,7 +57,8 @@ class StateReports:
 
     def __init__(self) -> None:
         self._of = dict[WorkerId, Holding]()
-        # Oldest trigger that a report must know. None for the next one.
+        # A report counts only if its member had received this trigger or a later one. None between
+        # a commit and the next trigger.
         self._since: TriggerId | None = None
         # Newest trigger of this leader.
         self._newest: TriggerId | None = None
@@ -77,7 +78,7 @@ class StateReports:
         self.numbers = 0
 
     def posted(self, trigger: TriggerId) -> None:
-        """Record a posted trigger. After a commit, reports must know at least this one."""
+        """Record a posted trigger. The first one after a commit makes earlier reports obsolete."""
         self._newest = trigger
         if self._since is None:
             self._since = trigger
@@ -202,7 +203,13 @@ class StateReports:
     def commit(
         self, finished: Iterable[Member], made: ModelId, owned: Callable[[Member], Slices]
     ) -> None:
-        """Start from a committed version: only its finishers are known to hold it."""
+        """Forget all reports at a commit. Only members that finished the version certainly hold it.
+
+        Args:
+            finished: Members that have the result of the committed attempt.
+            made: The committed version.
+            owned: Returns the slices that a member owns in it.
+        """
         self._since = None
         self._of = {
             member.worker: Holding(member.life, TriggerId(-1, 0), made, 0, owned(member))

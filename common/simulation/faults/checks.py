@@ -97,7 +97,7 @@ def check_audit(world: World) -> None:
 
 
 def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
-    """Check that each version was made from the one before it, and that members hold these."""
+    """Check that each version was made from the one before it, and that members hold it unchanged."""
     before: Token | None = None
     for model, token in by_name.items():
         if before is not None and world.nodes[token].parent != before:
@@ -162,9 +162,9 @@ def _check_switched(world: World) -> None:
 
 
 def _check_taken_back(world: World) -> None:
-    """Check that only the leader in force takes back versions of members.
+    """Check that a process takes back versions of members only if it was also the last leader.
 
-    That leader may know members that still hold them.
+    Another last leader could know members that still hold these versions.
     """
     if world.figures.topic_losses:
         return
@@ -196,7 +196,10 @@ def _check_remembered(world: World) -> None:
 
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
-    """Check that each has its dead letter, and that none is innocent if only poison kills."""
+    """Check that each quarantined batch has its dead letter.
+
+    Without faults that may look like poison, each must also contain poison.
+    """
     unwritten = set(quarantined) - world.figures.dead_batches
     if unwritten:
         raise Violation("no dead letter", f"of quarantined batches {unwritten}")

@@ -93,7 +93,7 @@ class Outcome:
     refused: int
     # Updates with a gradient at weights older than the preceding version.
     stale: int
-    # Updates with the batches of a single worker.
+    # Updates whose batches were assigned to a single worker.
     single_worker: int
     # Updates with gradients taken after local steps.
     local_steps: int
@@ -114,7 +114,7 @@ class Outcome:
     awaited: int = 0
 
     def values(self) -> tuple[object, ...]:
-        """Return the values that a change that only moves or renames code must not change."""
+        """Return the values that refactoring must not change."""
         counts = (self.updates, self.takeovers, self.quarantined, self.requeued, self.refused)
         kinds = (
             self.stale,
@@ -548,7 +548,7 @@ class Cluster:
         self._rebalance()
 
 
-# Number of seeds per task of a process: some 50 ms of work.
+# Number of seeds per task of a process: about 50 ms of work.
 CHUNK = 4
 
 

@@ -149,8 +149,9 @@ class CoordinatorFigures:
 class WeightTokens:
     """Tokens that stand for the weights of one coordinator."""
 
-    # Keyed by rank.
+    # Weights of the snapshots found by the last search, keyed by rank.
     found: dict[tuple[int, int, int], Token | None] = field(default_factory=dict)
+    # The current weights, and the copy for the next snapshot.
     token: Token = GENESIS_TOKEN
     copy: Token = GENESIS_TOKEN
     # Model and weights that workers of this leadership have.
@@ -239,7 +240,7 @@ class SimulatedCoordinator(SimulatedProcess):
                 self._feed(events.SettingsChanged(settings))
             self._feed(events.Tick())
             self.read()
-        # A held job may be resumed.
+        # The machine of a held job needs no tick, but the job may be resumed.
         due = min(self.machine.due(), self.world.now + JOBS_S)
         due = max(due, self.frozen_until, self.world.now + 0.002)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
@@ -289,7 +290,7 @@ class SimulatedCoordinator(SimulatedProcess):
     def _meet_loss(
         self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord]
     ) -> None:
-        """Hold the job, because a topic lost records below the position."""
+        """Hold the job, because a topic lost records that this process has read."""
         if self._follows:
             reason = f"the {topic.name} topic lost records; `doll job resume --after-loss`"
             self._feed(events.HoldRequired(reason))
@@ -605,7 +606,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._weights.token, self.figures.in_a_row = token, 0
 
     def _say_square(self, update: UpdateApplied) -> None:
-        """Report the size of the sum: at once or later, sometimes twice, while it leads."""
+        """Report the squared norm of a sum: at once or later, sometimes twice, while it leads."""
         world, leadership = self.world, self.figures.takeovers
         event = events.Summed(ModelId(update.epoch, update.version), world.square(update.samples))
 
@@ -660,7 +661,7 @@ class SimulatedCoordinator(SimulatedProcess):
         return progress
 
     def _steps(self, update: UpdateApplied, mode: Mode, stepped: float) -> tuple[float, float]:
-        """Return the bounds of an update's rate in a mode. If K is tuned, noise decides within."""
+        """Return the bounds of an update's rate in a mode. They differ only if K is tuned."""
         sizes = self.world.revisions[update.revision]
         way, own = sizes.way or Way(), learning_rate(update.revision)
         if mode.local_rate and way.reduction == "mean":

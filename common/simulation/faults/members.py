@@ -241,7 +241,7 @@ class SimulatedMember(SimulatedWorker):
     def _finish(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
         world, attempt = self.world, reduce.attempt
         if len({entry.reduce.attempt for entry in call.values()}) > 1:
-            # The counts show that attempts were mixed.
+            # In a real collective, the numbers of samples show that attempts were mixed.
             self._carry_out(self.replica.failed(attempt))
             return
         states = {entry.state for entry in call.values()}

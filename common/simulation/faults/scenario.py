@@ -1,7 +1,7 @@
 """A simulated world and its faults, as data: drawn from a seed, replayed, and shrunk.
 
-Rates are per event, times in virtual seconds. Every fault is a separate entry, so that the shrinker
-can remove some and check that the failure remains.
+Shares are probabilities per event, and times are in virtual seconds. Every fault is a separate
+entry, so that the shrinker can remove some and check that the failure remains.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ MOST_WORKERS = 5
 MOST = 4
 # Faults come in groups: longest time after the previous fault.
 SOON_S = 0.5
-# Share of modes whose groups have one worker's batches.
+# Share of modes in which one worker computes the whole group.
 SINGLE_WORKER = 0.4
 # Share of modes that make smaller steps with stale gradients.
 DAMPED = 0.3
@@ -426,7 +426,8 @@ class Scenario:
 def from_seed(seed: int) -> Scenario:
     """Draw a scenario."""
     draw = random.Random(seed)  # noqa: S311 -- reproducible, not secret
-    # Separate random numbers, because mutants.py lists the seeds that notice a missing rule.
+    # Separate random numbers, so that other draws of a seed stay the same: mutants.py lists the
+    # seeds that notice a missing rule.
     apart = random.Random(f"operators {seed}")  # noqa: S311 -- reproducible
     group_size = draw.randint(1, MOST)
     # If true, only poison hurts workers, so no other batch may suffer.

@@ -48,7 +48,7 @@ class Streams:
         self.first = dict.fromkeys(self.partitions, 0)
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
-        # Leader epochs of each log with their first offsets, and topic ids.
+        # Leader epochs of each log, with their first offsets.
         self.epochs: dict[Partition, tuple[tuple[int, int], ...]]
         self.epochs = dict.fromkeys(self.partitions, ((0, 0),))
         self.topic_ids = {topic: f"{topic}#0" for topic in TOPICS}

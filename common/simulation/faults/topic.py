@@ -57,7 +57,12 @@ class SimulatedTopic(Generic[R]):
         return epoch < 0 or offset == 0 or self._records[offset - 1][1] <= epoch
 
     def run(self, begin: int, end: int) -> tuple[tuple[tuple[int, R | None], ...], int]:
-        """Return records from `begin` up to `end` that have one leader epoch, and this epoch."""
+        """Return the records below `end` that have the leader epoch of the first one, and the epoch.
+
+        Args:
+            begin: Offset of the first record.
+            end: Offset after the last record.
+        """
         epoch = self._records[begin][1]
         found = list[tuple[int, R | None]]()
         for offset in range(begin, end):

@@ -173,7 +173,7 @@ class Between:
 
 
 class ChanceSources:
-    """Sources of random numbers, one per kind of event, so that other worlds do not change."""
+    """Sources of random numbers, one per kind of event, so that kinds do not affect each other."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = random.Random(f"numbers {seed}")  # noqa: S311 -- reproducible, not secret
@@ -199,7 +199,7 @@ class Outages:
 class Figures:
     """Events so far, only for checks and reports."""
 
-    # Offsets that workers read for their claims, and the logs that these were of.
+    # Records that a worker read for a claim, by worker and address.
     contents: dict[tuple[WorkerId, Address], frozenset[Content]] = field(default_factory=dict)
     # All `claimed` that leaders have published, keyed by their position in the control topic.
     leader_statuses: dict[LogPosition, Positions] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Figures:
     dead_letters: set[tuple[Partition, int]] = field(default_factory=set)
     # Quarantined batches that have a dead letter.
     dead_batches: set[Batch] = field(default_factory=set)
-    # Number of operators' records that count.
+    # Number of `Requeued` records that count.
     requeued: int = 0
     # Batches whose records were produced again.
     replayed: set[Batch] = field(default_factory=set)
