@@ -5,8 +5,8 @@ round, none of them has been counted, and its weights are not too old for that r
 therefore consists of exactly its batches, even if gradients arrive twice, late or from a worker
 that is believed dead.
 
-`fits` guards the three steps after which some round could not be applied in time: beginning a
-round, applying another round first, and counting a gradient of older weights.
+`fits` guards the three steps that could make the weights of some round too old: beginning a round,
+applying another round first, and counting a gradient of older weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class UpdateTraffic:
     """Mean traffic of a worker per update, computed from the workers' own counts.
 
     Each gradient contains the total bytes that its worker has moved. The difference of two totals
-    of one life is the traffic of the updates between them. A lost message therefore loses nothing,
-    and a late or duplicate message adds nothing.
+    of one process is the traffic of the updates between them. A lost message therefore loses
+    nothing, and a late or duplicate message adds nothing.
     """
 
     def __init__(self) -> None:

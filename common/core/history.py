@@ -51,7 +51,7 @@ class History:
         base: The last effective update at `position`, where this reader's knowledge begins.
         position: Offset or `LogPosition` of the next record.
         poison: Quarantined batches at `position` that may still be requeued.
-        number: Number of the newest record that counts of the leader in force, or 0.
+        number: Number of the newest record of the leader in force that counts, or 0.
         after_loss: Number of the owner's requests to resume after a loss that Leads have carried
             out at `position`.
         slices: `Lead.slices` of the Lead in force.
@@ -186,8 +186,8 @@ class History:
         while self._checkpoints and self._checkpoints[-1].version > lead.base.version:
             self._checkpoints.pop()
         if self._path[-1] != lead.base:
-            # The base is below this reader's knowledge or of another chain, so the snapshot that
-            # the reader began with is void.
+            # The base is older than the update that this reader began with, or of another chain. So
+            # the snapshot that the reader began with is void.
             self.base_lost = True
             self._path = [lead.base]
         self.epoch, self.number = lead.epoch, 0

@@ -98,15 +98,16 @@ class SpreadSettings:
 
     # Minimum stay at a job with work: the length of a turn if jobs outnumber workers.
     shortest_stay_s: float = 30.0
-    # Maximum wait of a job with work and no worker, divided by its weight. Then it goes first.
+    # A job with work and without a worker goes first after this time, divided by its weight.
     longest_wait_s: float = 60.0
     # Time that the needed workers take to clear the backlog.
     drain_s: float = 60.0
     # Factor on the rank of an occupied slot. Without it, two jobs with similar backlogs would
     # exchange workers for ever.
     occupied: float = 0.75
-    # Work left at a job that holds a worker for its minimum stay. With less, workers would stay at
-    # jobs with few records, and 12 to 28 % of the arrivals at 200 jobs would not be trained.
+    # A worker completes its minimum stay only while the job has more work than this, in seconds of
+    # one worker. Without this limit, workers would stay at jobs with few records, and 12 to 28 % of
+    # the arrivals at 200 jobs would not be trained.
     bound_s: float = 2.0
     # Throughput of a worker if no job knows better.
     unknown_records_per_s: float = 100.0

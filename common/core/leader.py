@@ -120,8 +120,8 @@ class StatusSchedule:
 class HandOver:
     """Progress of a hand-over of the weights from members to the coordinator, or back.
 
-    A job change requests it. The leader has the newest version stored and publishes a snapshot that
-    says so. Then its coordinator stands for election again with the new layout.
+    A job change requests it. The leader takes care that the newest version is stored, and publishes
+    a snapshot that says so. Then its coordinator stands for election again with the new layout.
     """
 
     requested: bool = False

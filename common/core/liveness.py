@@ -134,6 +134,7 @@ class Liveness:
 
     def observe(self, seen: Mapping[WorkerId, Heartbeat], now: float) -> Departures:
         """Process all valid heartbeats and return the workers that have gone."""
+        # If all heartbeats disappear at once, Redis was probably wiped.
         if self._beats and not seen and now >= self._wiped_until + self._grace_s:
             self._wiped_until = now + self._grace_s
         gone = self._beats.keys() - seen.keys()

@@ -275,6 +275,7 @@ class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     # hold the weights of no other version.
     exact: bool | UnsetType = UNSET
     # Number of slices with owners, if members hold the weights. 0 if each member holds everything.
+    # Unset if the coordinator holds the weights.
     slices: Count | UnsetType = UNSET
 
 

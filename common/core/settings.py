@@ -112,7 +112,8 @@ class AggregationSettings:
     heal_s: float | None = None
     # Time limit of a collective until one was measured.
     first_attempt_s: float | None = None
-    # Interval of versions for evaluators. None if there are none.
+    # Progress, in updates, from one version offered to evaluators to the next. None if no version
+    # is offered.
     offer_every_updates: int | None = None
     # None if every member holds everything.
     slices: SliceSettings | None = None

@@ -44,9 +44,10 @@ OLDER_S = 3.0
 # The leader confirms a loss within 3 s. If it does not, its status was forged or brokers
 # disagreed after an election, and the worker tries again.
 LOST_S = 5.0
-# Time that a worker waits under a new leader for earlier claims, which may be lost with the tail of
-# the control topic. Also the first wait for later claims while nothing is decided. Each further
-# wait is twice as long, because there may be no leader while all claims wait.
+# Time after a new leader's first status at which a worker gives up earlier claims that are still
+# undecided, because the control topic may have lost them. A worker gives up later claims after this
+# time without any decision, and then after twice as long each time, because the job may have no
+# leader meanwhile.
 UNDECIDED_S = 30.0
 # Interval between commits of the group's offsets. Lag tools poll every 10 s or less often.
 COMMIT_S = 5.0

@@ -1,8 +1,8 @@
 """Check the invariants of the protocol in a simulated world, using only Kafka's content.
 
-Numbers as in docs/explain/protocol.md: 1 nothing lost or used twice, 2 one chain of weights, 3
-exactly K, 5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of
-grouping.)
+These are, as numbered in docs/explain/protocol.md: 1 no record is lost or used twice, 2 one chain
+of weights, 3 exactly K batches, 5 every replay decides the same, 6 everything drains, 7 queues are
+bounded. (4, no batch starves, is checked by `SimulatedCoordinator`.)
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_audit(world: World) -> None:
 
 
 def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
-    """Check that each version was made from the one before it, and that members hold it unchanged."""
+    """Check that each version was made from the one before it, and that members hold this one."""
     before: Token | None = None
     for model, token in by_name.items():
         if before is not None and world.nodes[token].parent != before:

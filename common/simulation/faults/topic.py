@@ -57,12 +57,7 @@ class SimulatedTopic(Generic[R]):
         return epoch < 0 or offset == 0 or self._records[offset - 1][1] <= epoch
 
     def run(self, begin: int, end: int) -> tuple[tuple[tuple[int, R | None], ...], int]:
-        """Return the records below `end` that have the leader epoch of the first one, and the epoch.
-
-        Args:
-            begin: Offset of the first record.
-            end: Offset after the last record.
-        """
+        """Return records from `begin` on, below `end`, of one leader epoch, and this epoch."""
         epoch = self._records[begin][1]
         found = list[tuple[int, R | None]]()
         for offset in range(begin, end):
