@@ -172,7 +172,7 @@ class _Fleet:
         self.tried: WorkerId | None = None
 
     def open_to(self, *, alone: bool) -> Collection[WorkerId]:
-        """Return the workers that may get a batch, or a suspect, which must be `alone`."""
+        """Return the workers that may get a batch. If `alone`, only those without any batch."""
         if not self.closed and not alone:
             return self.loads
         return [w for w in self.loads if w not in self.closed and not (alone and self.loads[w])]

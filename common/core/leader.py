@@ -335,7 +335,7 @@ class Leader:
         )
 
     def streams_seen(self, seen: StreamsSeen) -> Iterator[CoordinatorCommand]:
-        """Open new partitions, and those whose loss the owner has accepted by the recovery policy.
+        """Open new partitions, and diverged ones if the recovery policy accepts their loss.
 
         An opening may be in the topic already but unread. The ledger ignores the second one.
         """
