@@ -11,7 +11,7 @@ class ParameterError(UserError):
     """A number outside the valid range of a formula.
 
     Attributes:
-        parameter: Its name, as the caller passed it.
+        parameter: Name of the number, as the caller passed it.
     """
 
     def __init__(self, parameter: str, problem: str) -> None:
