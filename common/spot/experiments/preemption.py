@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 STEP_S = 2.0  # section V-A
 
-ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
+# Tolerance of differences: 1 - 0.9 is a little less than 0.1.
+ROUNDING = 1e-9
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -76,7 +77,7 @@ class TwoStateChain:
             raise ParameterError("cycle_s", problem)
         self._shape, self._rng = shape, rng
         self._up = rng.random(shape[0] * shape[1]) < availability
-        # Step of the next change of each.
+        # Step of the next change of each machine.
         self._change = np.full_like(self._up, _NEVER, np.int64)
         if not constant:
             # Odds of a return and of a loss at each step.
@@ -143,7 +144,7 @@ def _recorded(
     shape: tuple[int, int],
     rng: np.random.Generator,
 ) -> Offers:
-    """Offer a machine to a worker while the trace has more machines than earlier workers."""
+    """Offer a machine to worker n (from 0) while the trace has more than n machines."""
     trace = traced(spec, folder)
     runs, workers = shape
     most = int(trace.values.max())

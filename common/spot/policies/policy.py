@@ -156,7 +156,7 @@ class Policy(ABC):
 
     @property
     def plans_backlog(self) -> bool:
-        """True if the policy plans the backlog; otherwise only arrivals, see `waiting_for_policy`."""
+        """True if the policy plans the backlog, not only arrivals; see `waiting_for_policy`."""
         return False
 
     @abstractmethod
