@@ -43,7 +43,8 @@ class Arrivals:
         """Begin at time 0, as if a record had just arrived."""
         self._gaps, self._clock = gaps, clock
         self._sum = 0.0  # sum of all gaps so far
-        self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
+        # Arrival times in seconds, ascending, (CHUNK,) each.
+        self._chunks: list[Floats] = []
         self._ends: list[float] = []  # last time of each chunk
         # Index of the first record that is kept.
         self._first = 0

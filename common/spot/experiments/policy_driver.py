@@ -40,7 +40,8 @@ class Givens:
 
     # On-demand first, with average values.
     pools: tuple[Pool, ...]
-    rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
+    # (R, N) lambda_A,n of each worker's stream.
+    rates_per_s: Array
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)

@@ -109,9 +109,9 @@ class Adaptive(Policy):
     """Solves again at every price change and review; compares pools and uses the cheapest."""
 
     name: ClassVar[str] = "adaptive"
-    # Outages last minutes and deadlines hours, so half a minute is soon enough for both. Its part of
-    # the reserve is a quarter of a per cent of the paper's 6,400 s if half of the workers are on
-    # spot.
+    # Outages last minutes and deadlines hours, so half a minute is soon enough for both. It
+    # adds a quarter of a per cent of the paper's 6,400 s to the reserve if half of the workers are
+    # on spot.
     review_s: ClassVar[float] = 30.0
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:

@@ -73,7 +73,8 @@ class Situation:
     work: Work
     # On-demand first; current prices, and current estimates of availability.
     pools: tuple[Pool, ...]
-    gradient_s: float  # mu_C, mean time of one gradient on the first pool
+    # mu_C, mean time of one gradient on a machine of the first pool.
+    gradient_s: float
     # True for slots whose own machine runs now.
     up: Flags
     # Updates whose records have arrived already; None if unknown.

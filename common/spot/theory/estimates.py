@@ -19,10 +19,14 @@ from common.spot.theory.errors import ParameterError
 Numbers: TypeAlias = float | npt.NDArray[np.float64]
 
 Law: TypeAlias = Literal[
-    "normal",  # means of many
-    "gamma",  # rates and variances: above 0
-    "beta",  # shares: between 0 and 1
-    "log",  # times and ratios: normal on the log scale, with a long upper tail
+    # For means of many values.
+    "normal",
+    # For rates and variances: above 0.
+    "gamma",
+    # For shares: between 0 and 1.
+    "beta",
+    # For times and ratios: normal on the log scale, with a long upper tail.
+    "log",
 ]
 
 # Relative standard deviation below which every distribution is normal to six digits.

@@ -110,9 +110,11 @@ class LossCurve:
 
     kind: Kind
     parameters: _Array  # (4,) the best fit
-    draws: _Array  # (draws, 4) samples, given the history
+    # (draws, 4) sampled curves, given the history.
+    draws: _Array
     origin: float  # version of the first update
-    length: float  # updates from the first to the last
+    # Number of updates from the first to the last.
+    length: float
 
     def remaining(self, target_loss: float) -> Estimate:
         """Estimate the updates J(epsilon) from the last one until the loss reaches a target.
@@ -222,9 +224,11 @@ def _mean(updates: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class _History:
     """Means of losses over bins of updates."""
 
-    x: _Array  # (bins,) position in the history, 0 to 1
+    # (bins,) position in the history, 0 to 1.
+    x: _Array
     losses: _Array  # (bins,)
-    weights: _Array  # (bins,) one over the standard deviation of each mean
+    # (bins,) one over the standard deviation of each mean.
+    weights: _Array
 
     def residuals(self, kind: Kind, parameters: _Array) -> _Array:
         """Return distances of the means from one or many curves, in standard deviations."""

@@ -28,7 +28,8 @@ class Work:
     rates_per_s: Rates
     group_size: int  # K
     batch_size: int  # b
-    updates: float  # J(epsilon), the remaining updates
+    # J(epsilon), the remaining updates.
+    updates: float
     deadline_s: float  # theta, the remaining time
     # Sum of lambda_A,n: arrivals of all streams.
     records_per_s: float = field(init=False)
