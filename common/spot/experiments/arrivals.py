@@ -236,12 +236,12 @@ class SimulatedStream:
         self._ahead_samples = 0
 
     def stop(self, now: float) -> None:
-        """Stop its clock."""
+        """Stop the stream's clock."""
         if self._stopped_at is None:
             self._stopped_at = now
 
     def go_on(self, now: float) -> None:
-        """Restart its clock."""
+        """Restart the stream's clock."""
         if self._stopped_at is not None:
             self._still_s += now - self._stopped_at
             self._stopped_at = None

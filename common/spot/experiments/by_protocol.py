@@ -42,7 +42,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
 GIVE_UP_AFTER = 20.0  # deadlines
-# Server of an unserved slot. -1 is the slot's own machine.
+# Marks a slot without a machine. -1 marks a slot that its own machine serves.
 NOBODY = -2
 # Time until a preempted worker's partitions are read again: 2 to 4 s on a real broker.
 TAKEOVER_S = 3.0

@@ -56,7 +56,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         UserError: If a trace cannot be read, or a number is invalid.
     """
     rates_rng, prices_rng, offers_rng, rng, starts_rng = np.random.default_rng(seed).spawn(5)
-    # A backlog is processed as fast as all on-demand machines can.
+    # A backlog has no rates. Assume those at which all on-demand machines process records.
     if experiment.rates is None:
         each_per_s = _computed_per_s(experiment) / experiment.workers
         rates_per_s = np.full((runs, experiment.workers), each_per_s)

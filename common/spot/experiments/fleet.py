@@ -115,7 +115,7 @@ class _PoolSlots:
         return usd
 
     def begin_hours(self, slots: Indexes, usd_per_s: Array, now_s: float, step_s: float) -> None:
-        """Begin the next hour of machines whose last one ends in this step."""
+        """Begin the next hour of machines that are new, or whose last hour has just ended."""
         hour_s = self.kind.billing.hour_s
         begins = np.mod(now_s - self.launched_s[slots], hour_s) < step_s - ROUNDING_S
         self.hour_usd[slots[begins]] = 0.0

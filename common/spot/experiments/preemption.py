@@ -41,8 +41,8 @@ class TwoStateChain:
 
     At each step, a machine is lost with probability step / (alpha cycle) and returns with step /
     ((1 - alpha) cycle). So it exists for a share alpha of the time, and is preempted once in a mean
-    cycle. Lengths of stays are drawn, which are geometric, instead of a number for each worker and
-    step, which would take minutes.
+    cycle. Times that a machine stays in a state are geometric, and are drawn as a whole: a random
+    number for each worker and step would take minutes.
 
     Limits: availability 1 is never preempted, availability 0 never has a machine.
 
@@ -109,7 +109,7 @@ def offers_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> Offers:
-    """Make a user's offers.
+    """Make the offers of a user's pool.
 
     Args:
         spot: Availability and bid.

@@ -125,7 +125,7 @@ def prices_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> PoolPrices:
-    """Make a user's prices.
+    """Make the prices of a user's pool.
 
     Args:
         usd_per_hour: A number, or a trace.

@@ -1,4 +1,4 @@
-"""BidBrain as the policy of a job with a backlog: live bids, by past prices of machines.
+"""BidBrain as the policy of a job with a backlog: live bids, from past prices of machines.
 
 A decision is a number of machines for each offer. An offer with its bid is an allocation of
 `bidbrain`. Lost machines are not replaced under the same bid. Before an allocation's hour ends, the

@@ -133,7 +133,7 @@ class Chance(Policy):
 
 
 def _at_least_zero(mean: Values, variance: Values, third: Values) -> Values:
-    """Return P(X >= 0) for numbers with these central moments, by the gamma distribution."""
+    """Return P(X >= 0) by the gamma distribution with this mean and these central moments."""
     from scipy.special import gammainc, gammaincc, ndtr  # noqa: PLC0415 -- slow to load
 
     std = np.sqrt(variance)

@@ -114,7 +114,7 @@ class Decision:
 
     @property
     def pools(self) -> npt.NDArray[np.int8]:
-        """(machines,) index of the pool of each."""
+        """(machines,) index of each machine's pool."""
         names = [pool.name for pool in self.basis.pools]
         at = np.array([names.index(offer.pool) for offer in self.machines], np.int8)
         return np.repeat(at, np.array([*self.machines.values()], np.int64))
@@ -132,7 +132,7 @@ class Decision:
 
 
 def by_slot(places: Places, plan: Plan, reason: str, basis: Situation) -> Decision:
-    """Make a decision of the paper's form."""
+    """Make a decision by slot, as the paper does."""
     at = places[places != NOWHERE].tolist()
     machines = Counter(Offer(basis.pools[pool].name) for pool in at)
     return Decision(machines, plan, reason, basis, places)

@@ -82,7 +82,7 @@ class _Need:
 
     @property
     def serving(self) -> float:
-        """Number of streams to be served on average."""
+        """Mean number of streams that must be served to meet the deadline."""
         time_s = self.time_s - (1 - SPENT) * self.reserve_s
         # No number of spot machines serves all streams on average.
         most = self.streams - ALMOST

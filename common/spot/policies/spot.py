@@ -20,7 +20,7 @@ EQUAL_PRICES = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spot:
-    """The few spot pools that are worth their price, the best first."""
+    """The spot pools that are worth their price, the cheapest first, and their machines."""
 
     pools: tuple[Pool, ...]
     usd_per_s: tuple[float, ...]  # price of a ready second

@@ -45,7 +45,7 @@ def update_capacity_per_s(
 
 
 def machines_for_stability(work: Work, gradient_s: float, headroom: float = HEADROOM) -> int | None:
-    """Return the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
+    """Return the fewest machines of speed 1 that keep up with arrivals (Proposition 1).
 
     K b / sum(lambda), the time from one group to the next, must be at least `headroom` times ceil(K
     / m) mu_C. None if not even a machine for each of the K gradients is enough.

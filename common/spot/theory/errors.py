@@ -1,4 +1,4 @@
-"""Errors of the theory's inputs: the parameter by name, the problem, and the remedy."""
+"""Errors in inputs of the formulas. A message names the parameter, the problem and the remedy."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class StreamLags:
             now_s: Not earlier than in the last call.
             since_s: (N,) times since which streams have had no machine; `now_s` for those that have
                 one.
-            loads: (N,) arrivals over the records that the stream's machine can process in that
-                time. From 1 on, a machine never reduces the lag.
+            loads: (N,) rate of arrivals over the rate at which the stream's machine processes
+                records. From 1 on, a machine never reduces the lag.
         """
         served = since_s >= now_s
         lost_s = np.clip(since_s, self._at_s, now_s)

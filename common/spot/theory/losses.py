@@ -1,6 +1,6 @@
 """The loss curve so far, and the number of updates from here to a loss: J(epsilon).
 
-A loss is assumed to follow floor + drop * shape, which falls from 1 at the first update:
+A loss is assumed to follow floor + drop * shape. The shape falls from 1 at the first update:
 
     power:      (1 + x / shift)^-power, as for SGD if the loss is not strongly convex
     geometric:  exp(-decay x), the bound of equation 10 with rho = exp(-decay)

@@ -165,7 +165,7 @@ def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
     If this N_s meets the deadline, `binding` is the limit of the cheapest N_s.
 
     Raises:
-        ParameterError: If there are fewer workers.
+        ParameterError: If N_s is below 0 or above the number of workers.
     """
     curve = cost_curve(work, market)
     if not 0 <= spot <= work.workers:
