@@ -34,8 +34,8 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 SURE = 6.0
 # Number of steps between calls of `progress`: some hundred calls in a job of the paper's size.
 PROGRESS_STEPS = 50
-# Number of steps between draws of a run's progress. Between draws, arrivals deviate from their mean
-# by less than one step's arrivals.
+# Number of steps between draws of a run's progress. Until the next draw, arrivals deviate from their
+# mean by less than the arrivals of one step.
 SEEN_STEPS = 60
 # Lower bound of divisors that may be 0: updates in a step, and rates.
 LEAST = 1e-12
@@ -55,14 +55,15 @@ class Conditions:
     pace: Callable[[float], Array] | None = None
     # Fate of a preempted worker's stream.
     stream: Literal["pause", "keep", "reassign"] = "pause"
-    # For `reassign`: converts (R,) sums of speeds to updates per second.
+    # Converts (R,) sums of speeds to updates per second. Only for `reassign`.
     capacity_per_s: Callable[[Array], Array] | None = None
     # Time from the last batch to the last update.
     last_round_s: float = 0.0
     # True if all records exist from the beginning.
     backlog: bool = False
     step_s: float = STEP_S
-    give_up_after: float = 20.0  # deadlines
+    # A run is given up after this many times its deadline.
+    give_up_after: float = 20.0
 
 
 class ArrivedRecords:

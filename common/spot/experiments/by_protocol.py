@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
-GIVE_UP_AFTER = 20.0  # deadlines
+# A run is given up after this many times its deadline.
+GIVE_UP_AFTER = 20.0
 # Marks a slot without a machine. -1 marks a slot that its own machine serves.
 NOBODY = -2
 # Time until a preempted worker's partitions are read again: 2 to 4 s on a real broker.

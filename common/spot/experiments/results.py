@@ -98,7 +98,7 @@ class SimulatedRun:
     # Set if something was learned.
     curve: tuple[LearningPoint, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
-    # Longest lag of any stream at any time.
+    # Longest lag of any stream at any time. Only analytic runs without bids measure lags.
     worst_lag_s: float = 0.0
     # Mean over time of the longest lag of all streams.
     mean_lag_s: float = 0.0

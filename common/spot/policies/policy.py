@@ -82,7 +82,7 @@ class Situation:
     # Current machines. At time 0, no machine exists, and machines take time to start. A policy that
     # only counts `ready` ones would order the whole fleet twice.
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
-    # For each offer that has hours, the hour of its machines that ends first.
+    # Hour of an offer's machines that ends first, for each offer that has hours.
     hours: Mapping[Offer, Hour] = field(default_factory=dict)
     # Pools that have just refused a machine.
     refusing: frozenset[str] = frozenset()

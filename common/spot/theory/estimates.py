@@ -19,13 +19,13 @@ from common.spot.theory.errors import ParameterError
 Numbers: TypeAlias = float | npt.NDArray[np.float64]
 
 Law: TypeAlias = Literal[
-    # For means of many values.
+    # Means of many values have this distribution.
     "normal",
-    # For rates and variances: above 0.
+    # Rates and variances are above 0.
     "gamma",
-    # For shares: between 0 and 1.
+    # Shares lie between 0 and 1.
     "beta",
-    # For times and ratios: normal on the log scale, with a long upper tail.
+    # Times and ratios are normal on the log scale, with a long upper tail.
     "log",
 ]
 

@@ -50,8 +50,8 @@ def variance_of_uptime_s2(t_s: float, availability: float, cycle_s: float) -> fl
         return 0.0
     gap = t_s / tau_s
     state_variance = availability * (1 - availability)
-    # For small gaps, the two terms of the formula below cancel numerically. The series used instead
-    # has a relative error of about gap^2 / 12.
+    # If the gap is small, the two terms of the formula below cancel numerically. The series used
+    # instead has a relative error of about gap^2 / 12.
     if gap < 1e-4:
         return state_variance * t_s**2 * (1 - gap / 3)
     return 2 * state_variance * tau_s * (t_s + tau_s * math.expm1(-gap))

@@ -73,7 +73,7 @@ class GradientTally:
     def __init__(self, half_life_s: float = math.inf) -> None:
         # Sums of 1, m, m d and m d^2 over messages; d is the deviation from `_about_s`.
         self._sums = Sums(4, half_life_s)
-        # Squares of weights, which fade twice as fast.
+        # Sum of m with squared weights, which fade twice as fast.
         self._squares = Sums(1, half_life_s / 2)
         self._about_s: float | None = None
 
