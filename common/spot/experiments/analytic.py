@@ -34,8 +34,8 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 SURE = 6.0
 # Number of steps between calls of `progress`: some hundred calls in a job of the paper's size.
 PROGRESS_STEPS = 50
-# Number of steps between draws of a run's progress. Until the next draw, arrivals deviate from their
-# mean by less than the arrivals of one step.
+# Number of steps between draws of a run's progress. Until the next draw, arrivals deviate from
+# their mean by less than the arrivals of one step.
 SEEN_STEPS = 60
 # Lower bound of divisors that may be 0: updates in a step, and rates.
 LEAST = 1e-12

@@ -53,8 +53,8 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
         return 0.0
     gap = t_s / tau_s
     lean = 6 * availability * (1 - availability) * (1 - 2 * availability)
-    # If the gap is small, the terms of the formula below cancel numerically. The series used instead
-    # has a relative error of about gap^3 / 30.
+    # If the gap is small, the terms of the formula below cancel numerically. The series used
+    # instead has a relative error of about gap^3 / 30.
     if gap < 1e-2:
         return lean * t_s**3 * (1 / 6 - gap / 12 + gap**2 / 40)
     once = twice = 1.0
