@@ -32,18 +32,18 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 # Counts are drawn step by step once the last update is at most this many standard deviations ahead.
 # Fewer than one run in 10^9 would have ended before.
 SURE = 6.0
-# Some hundred calls in a job of the paper's size.
+# Number of steps between calls of `progress`: some hundred calls in a job of the paper's size.
 PROGRESS_STEPS = 50
-# Steps between draws of a run's progress. Meanwhile, arrivals differ from the mean by less than a
-# step's.
+# Number of steps between draws of a run's progress. Until the next draw, arrivals deviate from
+# their mean by less than the arrivals of one step.
 SEEN_STEPS = 60
-# Updates in a step. A run below it was over before the step.
+# Lower bound of divisors that may be 0: updates in a step, and rates.
 LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """Conditions of a job that its policy cannot see."""
+    """Market and arrivals of a simulated job, which its policy only sees as they come."""
 
     # One for each pool.
     prices: tuple[PoolPrices, ...]
@@ -51,18 +51,19 @@ class Conditions:
     offers: tuple[Offers | None, ...]
     # c_A of the gaps between records; 1 for Poisson, 0 for even arrivals.
     variation: float = 1.0
-    # Returns (R,) arrivals at a time over their mean rates. If None, rates are constant.
+    # Returns (R,) ratios of rates at a time to their means. If None, rates are constant.
     pace: Callable[[float], Array] | None = None
     # Fate of a preempted worker's stream.
     stream: Literal["pause", "keep", "reassign"] = "pause"
-    # Used by reassign: (R,) speeds to updates per second.
+    # Converts (R,) sums of speeds to updates per second. Only for `reassign`.
     capacity_per_s: Callable[[Array], Array] | None = None
     # Time from the last batch to the last update.
     last_round_s: float = 0.0
     # True if all records exist from the beginning.
     backlog: bool = False
     step_s: float = STEP_S
-    give_up_after: float = 20.0  # deadlines
+    # A run is given up after this many times its deadline.
+    give_up_after: float = 20.0
 
 
 class ArrivedRecords:
@@ -71,7 +72,7 @@ class ArrivedRecords:
     Poisson arrivals (variation 1) are exact. Any other renewal process is approximated by the
     Brownian motion with its mean and its variance, c_A^2 of the mean, to which it converges over
     hundreds of records. With frequent draws, the running maximum is at most c_A^2 / 2 records too
-    high. Even arrivals (variation 0) only have a phase.
+    high. Even arrivals (variation 0) are random only in their phase.
 
     Attributes:
         expected: (R, N) expected records so far.
@@ -102,7 +103,7 @@ class ArrivedRecords:
 
 
 class _Streams:
-    """State of the records of all runs: waiting, read."""
+    """Records and lags of the streams of all runs."""
 
     def __init__(self, givens: Givens, conditions: Conditions, rng: np.random.Generator) -> None:
         shape = givens.rates_per_s.shape
@@ -137,11 +138,11 @@ class _Streams:
         return come
 
     def lag_s(self) -> Array | None:
-        """Return (R, N) waiting times of the streams' records, at mean arrivals."""
+        """Return (R, N) lags of the streams at mean arrivals; None unless they keep records."""
         return None if self._waiting is None else self._waiting / self._rates_per_s
 
     def note_lag(self, behind: Array, going: Flags) -> None:
-        """Add the waiting time of the slowest stream's records, at mean arrivals.
+        """Record the longest lag of each run's streams, at mean arrivals.
 
         Args:
             behind: (R,) updates whose batches are complete and that are not applied.
@@ -161,7 +162,7 @@ class _Streams:
         return mean
 
     def unread(self) -> Array | float:
-        """Return (R,) updates whose records wait for their worker."""
+        """Return (R,) records that wait for their worker, in updates."""
         return 0.0 if self._waiting is None else self._waiting.sum(axis=1) / self._update_records
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
@@ -185,7 +186,8 @@ class _Progress:
         self._total = np.zeros(givens.runs)
         self._left_over = givens.workers * (givens.batch_size - 1) / 2  # mean
         deviation = max(conditions.variation, 1.0) * np.sqrt(givens.records)
-        self._look_from = givens.records - SURE * deviation  # records
+        # Number of records from which counts are drawn step by step.
+        self._look_from = givens.records - SURE * deviation
         self._looking = np.zeros(givens.runs, np.bool_)
         self._steps = 0
         # Updates whose batches are complete.
@@ -220,7 +222,7 @@ class _Progress:
         begin = np.flatnonzero(going & ~self._looking & (self._total >= self._look_from))
         if begin.size:
             self._looking[begin] = True
-            # Counted as before this step.
+            # Count the records before this step.
             self._count(begin)
             exact = self._arrived[begin]
             behind = np.minimum(self.made[begin], exact)
@@ -237,7 +239,7 @@ class _Progress:
         return self._arrived - self.made
 
     def unused(self) -> Array:
-        """Return (R,) updates of records that were read and are in no update."""
+        """Return (R,) records that were read and are in no update, in updates."""
         unused: Array = self._total / (self._givens.group_size * self._givens.batch_size)
         return unused - self.made
 
@@ -260,7 +262,7 @@ def simulate_analytically(
     Args:
         givens: The job.
         policy: Decides which machines run.
-        conditions: Prices, outages and arrivals. Offers are used up.
+        conditions: Prices, outages and arrivals. Its offers can be used only once.
         seed: Seed of the records. Prices and offers have their own.
         beliefs: Priors of a policy that estimates rates and availability. If None, it knows the
             true ones.

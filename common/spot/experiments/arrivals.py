@@ -43,13 +43,14 @@ class Arrivals:
         """Begin at time 0, as if a record had just arrived."""
         self._gaps, self._clock = gaps, clock
         self._sum = 0.0  # sum of all gaps so far
-        self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
+        # Arrival times in seconds, ascending, (CHUNK,) each.
+        self._chunks: list[Floats] = []
         self._ends: list[float] = []  # last time of each chunk
         # Index of the first record that is kept.
         self._first = 0
 
     def count_until(self, t_s: float) -> int:
-        """Return the number of records up to and including this time; none is dropped."""
+        """Return the number of records up to and including this time, without dropping any."""
         while not self._ends or self._ends[-1] <= t_s:
             self._draw()
         chunk = bisect_right(self._ends, t_s)
@@ -147,8 +148,8 @@ class Paced:
         """Return the times of records in seconds since the start. They never decrease."""
         due = sums + self._start
         first_lap, last_lap = due[0] // self._lap, due[-1] // self._lap
-        # Most chunks are in one lap, many in one piece. A division and a search for each record
-        # would cost more than its draw.
+        # Most chunks lie within one lap of the trace, many within one of its pieces. A division and
+        # a search for each record would cost more than its draw.
         laps = first_lap if first_lap == last_lap else due // self._lap
         rest = np.maximum(due - laps * self._lap, 0.0)
         if first_lap == last_lap:
@@ -195,7 +196,7 @@ def draw_rates(
     runs: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Draw (R, N) rates lambda_A,n of each worker in each run, or other numbers of workers."""
+    """Draw (R, N) rates lambda_A,n, or speeds, of each worker in each run."""
     shape = (runs, workers)
     if isinstance(rates, UniformRates):
         return rng.uniform(rates.low, rates.high, shape)
@@ -219,7 +220,7 @@ def _stream(
 class SimulatedStream:
     """A topic partition that fills as records arrive. Offsets are indexes of arrivals.
 
-    Its clock stands still while its source does: in the paper, nothing arrives at a preempted
+    Its owner stops its clock while no records arrive: in the paper, nothing arrives at a preempted
     worker (section III-B.4). In Kafka, the records would wait.
     """
 
@@ -229,17 +230,18 @@ class SimulatedStream:
         # Total time that the clock has stood still.
         self._still_s = 0.0
         self._stopped_at: float | None = None
-        self._ahead = dict[int, tuple[float, float]]()  # keyed by position
-        # Records in each of these batches.
+        # Times of the first and last record of the next batches, by position.
+        self._ahead = dict[int, tuple[float, float]]()
+        # Number of records in each of these batches.
         self._ahead_samples = 0
 
     def stop(self, now: float) -> None:
-        """Stop its clock."""
+        """Stop the stream's clock."""
         if self._stopped_at is None:
             self._stopped_at = now
 
     def go_on(self, now: float) -> None:
-        """Restart its clock."""
+        """Restart the stream's clock."""
         if self._stopped_at is not None:
             self._still_s += now - self._stopped_at
             self._stopped_at = None
@@ -260,8 +262,8 @@ class SimulatedStream:
     def read(self, position: int, samples: int) -> DecodedRun:
         """Read records. All of them must have arrived.
 
-        All times are shifted by the total time that the clock has stood still, also of records
-        before that.
+        All their times are shifted by the total time that the clock has stood still, even of
+        records that arrived before a stop.
         """
         found = self._ahead.get(position) if samples == self._ahead_samples else None
         first_s, last_s = found or self._look_ahead(position, samples)

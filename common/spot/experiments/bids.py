@@ -44,18 +44,18 @@ def simulate_bids(
     seed: int,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
-    """Process a backlog R times under `bidbrain`.
+    """Simulate R runs of a job that processes a backlog under `bidbrain`.
 
     Args:
-        givens: The job. Of its rates, only the number of workers counts, which limits the machines.
-        settings: Settings of the policy. Its lambda is also the simulated one.
-        conditions: Prices, outages, and the speed of machines. Offers are used up.
+        givens: The job. Its number of workers limits the machines.
+        settings: Settings of the policy. The simulation also stops machines for their lambda.
+        conditions: Prices, outages, and updates per second. Its offers can be used only once.
         seed: Seed of the draws.
         progress: Called with the share of all updates that is done, every `PROGRESS_STEPS` steps,
             and with 1.0 once at the end.
 
     Raises:
-        ParameterError: If a recording is too short to count evictions in.
+        ParameterError: If recorded prices are too short to count evictions in them.
     """
     runs = [_Run(givens, conditions, settings, seed, run) for run in range(givens.runs)]
     going = np.ones(givens.runs, np.bool_)
@@ -98,7 +98,7 @@ class _PoolBook:
     """A run's use of one pool."""
 
     bill: Bill
-    # Time that the next refusal counts.
+    # Time for which the pool is skipped after its next refusal.
     refused_s: float
     refused_until_s: float = -np.inf
     machine_s: float = 0.0
@@ -168,7 +168,9 @@ class _Run:
         return 1 - max(self._work.left_at(now_s), 0.0) / self._givens.updates
 
     def go_on(self, now_s: float, prices: Array, free_slots: Sequence[Flags | None]) -> float:
-        """Apply the new conditions; return the time of the next event unless prices move.
+        """Apply the current prices and offers, and return the time of the next event.
+
+        If prices or offers change before that time, call it again then.
 
         Args:
             now_s: Not earlier than in the last call.
@@ -221,7 +223,7 @@ class _Run:
         )
 
     def _due_s(self, now_s: float, give_up_s: float) -> float:
-        """Return the time of the next event, and count the machines that work until then."""
+        """Set the rate of updates by the ready machines, and return the next event's time."""
         speed = sum(
             self._givens.pools[each.pool].speed for each in self._machines if each.ready_s <= now_s
         )
@@ -254,13 +256,13 @@ class _Run:
                 self._stop(each, now_s, "released")
             pool = names.index(offer.pool)
             self._launch(offer, pool, count - len(there), now_s, free_slots[pool])
-        # Other pools are tried at once. No pool refuses twice.
+        # Other pools are tried at once. This ends because a pool that refused is skipped.
         if self._refused:
             self._refused = False
             self._decide(now_s, free_slots)
             return
         self._review_at_s = now_s + self._review_s
-        # Hours that end soon have been decided on.
+        # The policy has decided about hours that end soon.
         hours = self._hours(now_s + self._renewal_s)
         self._hours_at_s = min((hour.ends_s for hour in hours.values()), default=np.inf)
         self._hours_at_s -= self._renewal_s
@@ -289,13 +291,13 @@ class _Run:
             refusing=frozenset(
                 pool.name
                 for pool, job_store in zip(pools, self._books, strict=True)
-                # Other pools are tried at the next review.
+                # The pool is still skipped at the next review, so that others are tried then.
                 if now_s <= job_store.refused_until_s
             ),
         )
 
     def _hours(self, now_s: float) -> dict[Offer, Hour]:
-        """Return the hour that ends first, for machines under a bid and those paid by the hour."""
+        """Return each offer's hour that ends first, for bids and for machines paid by the hour."""
         found = dict[Offer, Hour]()
         for each in self._machines:
             rule = self._givens.pools[each.pool].billing
@@ -324,7 +326,7 @@ class _Run:
             self._refused = True
         else:
             job_store.refused_s = self._review_s
-        # The job's clock begins at 0.
+        # Machines launched at time 0 are ready: the job's clock begins then.
         ready_s = now_s + kind.start_up_s if now_s else 0.0
         for slot in free[:wanted]:
             launch = sum(each.launches for each in self._books) + 1

@@ -1,9 +1,9 @@
 """One run of an experiment through the production state machines, machine by machine.
 
 The fleet and the policy run on the market's time grid, the protocol between its points. A slot is
-one worker while one machine serves it. The group assigns streams: each worker has its own (`hold`:
-the stream of a preempted worker waits, as in the paper), or survivors take streams over once the
-group has noticed the loss (`reassign`).
+one worker as long as the same machine serves it. The consumer group assigns streams. With `hold`,
+each slot has its own stream, which waits while the slot has no machine, as in the paper. With
+`reassign`, survivors take streams over once the group has noticed the loss.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
-GIVE_UP_AFTER = 20.0  # deadlines
-# Server of an unserved slot. -1 is the slot's own machine.
+# A run is given up after this many times its deadline.
+GIVE_UP_AFTER = 20.0
+# Marks a slot without a machine. -1 marks a slot that its own machine serves.
 NOBODY = -2
 # Time until a preempted worker's partitions are read again: 2 to 4 s on a real broker.
 TAKEOVER_S = 3.0
@@ -89,7 +90,7 @@ class Reassign:
         self._rebalancing = False
 
     def join(self, slot: int, machine: SimulatedMachine) -> None:
-        """Give the machine its share, at once if no stream is read, as at the beginning."""
+        """Share the streams again, at once unless a rebalance is pending."""
         self._machines[slot] = machine
         self._soon(0.0)
 

@@ -56,7 +56,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         UserError: If a trace cannot be read, or a number is invalid.
     """
     rates_rng, prices_rng, offers_rng, rng, starts_rng = np.random.default_rng(seed).spawn(5)
-    # A backlog is processed as fast as all on-demand machines can.
+    # A backlog has no rates. Assume those at which all on-demand machines process records.
     if experiment.rates is None:
         each_per_s = _computed_per_s(experiment) / experiment.workers
         rates_per_s = np.full((runs, experiment.workers), each_per_s)
@@ -70,7 +70,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     pools = [Pool.of(alone, name="on-demand", billing=alone.billing.rules())]
     slots_per_pool = math.ceil(experiment.workers * experiment.policy.spot_up_to)
     common_s = None
-    # Events in several pools at the same time stay simultaneous in each run.
+    # Recordings of several pools share a run's start, so simultaneous events stay simultaneous.
     if len(experiment.spot) > 1:
         specs = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
         series = [spec for pool in specs for spec in pool if isinstance(spec, TraceSpec)]
@@ -149,7 +149,7 @@ def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
 
 
 def _on_average(trace: Trace, workers: int, *, together: bool) -> tuple[float, float]:
-    """Return availability and mean cycle of a worker's machine, by a trace of machine numbers."""
+    """Return availability and mean cycle of a machine, by a trace of the number of machines."""
     most = int(trace.values.max())
     places = np.zeros(1) if most <= 1 else np.arange(workers if together else min(workers, most))
     had = [trace.values > place for place in places]
@@ -159,5 +159,5 @@ def _on_average(trace: Trace, workers: int, *, together: bool) -> tuple[float, f
 
 
 def _falls(holds: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """Return how often a state ends in a lap of a trace."""
+    """Return how often a condition stops holding in one lap of a trace."""
     return int(np.count_nonzero(holds & ~np.roll(holds, -1)))

@@ -131,7 +131,10 @@ def _conditions(draws: Draws) -> Conditions:
 
 
 def _pace(draws: Draws) -> Callable[[float], Array] | None:
-    """Return arrivals by a trace: its value over its mean, from a separate place in each run."""
+    """Return a function of time that gives (R,) values of the trace over their mean.
+
+    Each run has its own start in the trace. None without a trace.
+    """
     spec = draws.experiment.arrivals.trace
     if spec is None:
         return None

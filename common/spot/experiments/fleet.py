@@ -37,13 +37,13 @@ ROUNDING_S = 1e-9
 
 
 class _PoolSlots:
-    """Slots for a pool's machines. Arrays are (R M,)."""
+    """Slots for a pool's machines. Arrays have one entry per pool slot of each run: (R M,)."""
 
     def __init__(self, pool: int, kind: Pool, slots: int) -> None:
         self.pool = pool
         self.kind = kind
         self.wanted = np.zeros(slots, np.bool_)
-        # True for a machine that is paid for.
+        # True for slots with a machine, which is paid for.
         self.has = np.zeros(slots, np.bool_)
         # Launch time of that machine.
         self.launched_s = np.zeros(slots)
@@ -63,7 +63,7 @@ class _PoolSlots:
         self._changed = True
 
     def unmoved(self, offer: Flags | None) -> bool:
-        """Return True if the same offer changes nothing, unless there are new orders."""
+        """Return True if this offer, like the last one, changes nothing without new orders."""
         if self._changed:
             return False
         if offer is None or self._offer is None:
@@ -76,7 +76,7 @@ class _PoolSlots:
         return changed
 
     def ready(self, now_s: float) -> bool:
-        """Put machines into service whose start-up is over; return True if there was one."""
+        """Put machines whose start-up is over into service; return True if there were any."""
         any_ready = False
         while self.starting and self._ready_s(self.starting[0][0]) <= now_s:
             launched_s, slots = self.starting.popleft()
@@ -115,7 +115,7 @@ class _PoolSlots:
         return usd
 
     def begin_hours(self, slots: Indexes, usd_per_s: Array, now_s: float, step_s: float) -> None:
-        """Begin the next hour of machines whose last one ends in this step."""
+        """Begin the next hour of machines that are new, or whose last hour has just ended."""
         hour_s = self.kind.billing.hour_s
         begins = np.mod(now_s - self.launched_s[slots], hour_s) < step_s - ROUNDING_S
         self.hour_usd[slots[begins]] = 0.0
@@ -181,7 +181,7 @@ class Usage:
         self.paid[:, runs] = self.wanted[:, runs] = 0
 
     def pay(self, pool: int, runs: Indexes, usd: Array) -> None:
-        """Add (n,) costs of machines to their runs."""
+        """Add n costs of a pool's machines to their runs, which may occur several times."""
         self.usd[pool] += np.bincount(runs, usd, minlength=self.usd.shape[1])
 
 
@@ -192,19 +192,19 @@ class SimulatedFleet:
     ends. With the next offer, another machine is launched, which is paid from then on and is up
     after its start-up, rounded up to the grid. The pool's billing decides the total price of a
     machine that ends. A stop that *we* request, also at the end, is no preemption. To move a slot
-    is to stop and to launch.
+    to another pool means to stop one machine and to launch another.
 
-    Counted: each pool runs as many machines as are wanted and offered, wherever they are offered. A
-    lost machine is replaced elsewhere at once. The slot that waits longest is served first, by the
-    fastest machine; of two, the slot with the higher rate.
+    Counted: each pool runs as many machines as are wanted and offered, in any of its slots. A lost
+    machine is replaced elsewhere at once. The slot that waits longest is served first, by the
+    fastest machine. Of slots that wait equally long, the one with the highest rate is first.
 
     Machines launched in the very first step are up at once: the job's clock begins there.
 
     Attributes:
         active: (R, N) bool, slots with a working machine; changes with each step.
         counted: (R,) bool, True if machines are counted, not ordered by slot.
-        server: (R, N) index over all pools of the pool slot whose machine serves a slot; -1 if
-            none, or if decided by slot.
+        server: (R, N) index of the pool slot whose machine serves a slot, counted over all pools;
+            -1 if none does, or if machines are decided by slot.
         usage: Usage of all machines so far.
 
     Args:
@@ -275,7 +275,7 @@ class SimulatedFleet:
         return self._machines
 
     def unserved_since_s(self, run: int, now_s: float) -> Array:
-        """Return (N,) times since which counted slots have had no machine; now for served ones."""
+        """Return (N,) times since which slots have had no machine; now for those that have one."""
         since_s: Array = np.where(self.server[run] < 0, self._waits_since_s[run], now_s)
         return since_s
 
@@ -384,7 +384,8 @@ class SimulatedFleet:
         more = count - stay.sum(axis=1)
         free = can & ~has
         new = free & (np.cumsum(free, axis=1) <= more[:, np.newaxis])
-        # If there are too many, remove those that start up first, then idle ones, newest first.
+        # If there are too many, remove machines that still start up, then idle ones, then others;
+        # of each kind, the newest first.
         for row in np.flatnonzero(more < 0).tolist():
             first = int(counted[row]) * self.slots_per_pool
             here = np.flatnonzero(stay[row])

@@ -46,7 +46,7 @@ class Training:
     task: Task
     train: Records
     optimizer: OptimizerSettings
-    # Evaluates the weights of a version at a time.
+    # Evaluates weights. Arguments: their version, the time, and the weights.
     look: Callable[[int, float, memoryview], LearningPoint]
     look_every: int  # updates
 
@@ -56,7 +56,7 @@ class Sgd(Learner):
 
     Args:
         streams: Number of streams that share the training part.
-        staleness: Maximum number of versions since the weights of a gradient that counts.
+        staleness: Maximum number of updates between a gradient's weights and its own update.
         seed: Seed of the shards and the first weights.
 
     Attributes:

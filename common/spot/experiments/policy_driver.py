@@ -1,7 +1,7 @@
 """Asks policies and applies their decisions, for many runs at once.
 
-A policy knows either the true state (`known`, as for a static plan) or what could be observed so
-far: running tallies over a weak prior, as in section V-C.
+A policy knows either the true rates and availabilities, as for a static plan, or estimates from
+what could be observed so far: running tallies and a weak prior, as in section V-C.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Givens:
 
     # On-demand first, with average values.
     pools: tuple[Pool, ...]
-    rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
+    # (R, N) lambda_A,n of each worker's stream.
+    rates_per_s: Array
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)
@@ -80,7 +81,7 @@ class Givens:
 class Priors:
     """Assumptions about a job before any observation."""
 
-    # Prior of every stream; must be worth some seconds.
+    # Prior of every stream; its time must be above 0.
     rate: RatePrior
     # Prior of every pool that may be preempted.
     machines: CyclePrior = ONE_CYCLE
@@ -139,13 +140,13 @@ class PolicyDriver:
         waiting: Array | None = None,
         lag_s: Array | None = None,
     ) -> None:
-        """Ask the policy in every run with a reason.
+        """Ask the policy in every run in which it has a reason to decide.
 
         Args:
             now_s: Time since the job began; not earlier than in the last call.
             usd_per_hour: For each pool (R,), the current price.
             price_changed: (R,) True if a price has changed since the last call.
-            updates_left: (R,)
+            updates_left: (R,) remaining updates.
             going: (R,) runs that are not over.
             waiting: (R,) updates whose records have arrived; None if streams pause.
             lag_s: (R, N) waiting time of each stream's records; None if unknown.
@@ -225,7 +226,7 @@ class PolicyDriver:
         return np.asarray(rate_from_counts(records, seconds, beliefs.rate).value)
 
     def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:
-        """Return the pools of each run as they are known; unchanged ones are the same objects."""
+        """Return the pools as each run's policy knows them; unchanged ones are the same objects."""
         pools: list[list[Pool]] = [[] for _ in runs]
         for index, prices in enumerate(usd_per_hour):
             availability, cycle_s = self._availability(index, runs)

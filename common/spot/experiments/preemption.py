@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 STEP_S = 2.0  # section V-A
 
-ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
+# Tolerance of differences: 1 - 0.9 is a little less than 0.1.
+ROUNDING = 1e-9
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -40,8 +41,8 @@ class TwoStateChain:
 
     At each step, a machine is lost with probability step / (alpha cycle) and returns with step /
     ((1 - alpha) cycle). So it exists for a share alpha of the time, and is preempted once in a mean
-    cycle. Lengths of stays are drawn, which are geometric, instead of a number for each worker and
-    step, which would take minutes.
+    cycle. Times that a machine stays in a state are geometric, and are drawn as a whole: a random
+    number for each worker and step would take minutes.
 
     Limits: availability 1 is never preempted, availability 0 never has a machine.
 
@@ -76,7 +77,7 @@ class TwoStateChain:
             raise ParameterError("cycle_s", problem)
         self._shape, self._rng = shape, rng
         self._up = rng.random(shape[0] * shape[1]) < availability
-        # Step of the next change of each.
+        # Step of the next change of each machine.
         self._change = np.full_like(self._up, _NEVER, np.int64)
         if not constant:
             # Odds of a return and of a loss at each step.
@@ -108,7 +109,7 @@ def offers_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> Offers:
-    """Make a user's offers.
+    """Make the offers of a user's pool.
 
     Args:
         spot: Availability and bid.
@@ -143,7 +144,7 @@ def _recorded(
     shape: tuple[int, int],
     rng: np.random.Generator,
 ) -> Offers:
-    """Offer a machine to a worker while the trace has more machines than earlier workers."""
+    """Offer a machine to worker n (from 0) while the trace has more than n machines."""
     trace = traced(spec, folder)
     runs, workers = shape
     most = int(trace.values.max())

@@ -26,8 +26,8 @@ class PoolPrices(Protocol):
     def changed(self, before_s: float, now_s: float) -> Bools:
         """Return (R,) True for runs whose price has changed.
 
-        A price that moved and returned in between has not changed, because a policy that looks only
-        at these times cannot see it.
+        A price that changed and returned in between has not changed, because a policy that sees
+        prices only at these two times cannot notice it.
         """
         ...
 
@@ -74,7 +74,7 @@ class TracePrices:
 
         Args:
             trace: USD per hour, at its replay speed.
-            starts_s: (R,) on the clock of `trace`.
+            starts_s: (R,) starts of the runs, on the clock of `trace`.
         """
         self._trace, self._starts_s = trace, starts_s
         self._cursor = TraceCursor(trace, starts_s)
@@ -125,7 +125,7 @@ def prices_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> PoolPrices:
-    """Make a user's prices.
+    """Make the prices of a user's pool.
 
     Args:
         usd_per_hour: A number, or a trace.

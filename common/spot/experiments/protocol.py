@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from common.core.worker_messages import WorkerCommand, WorkerEvent
     from common.spot.experiments.arrivals import SimulatedStream
 
-# Number of times drawn in one call: a draw costs little, a call costs much.
+# Number of gradient times drawn in one call: a draw costs little, a call costs much.
 DRAWN = 4096
-# Time between polls of the leader's status (`WorkerSettings.leader_status_s`).
+# Time between polls of the leader's status while a worker waits for room to read.
 LOOK_S = 0.1
 FOR_EVER_S = 1e12
 # Time between polls of the coordinator's clock. Overdue orders may be noticed this late.
 TICK_S = 0.5
 # Time between polls of the leader's status while a worker reads. They only free memory.
 LEADER_STATUS_S = 60.0
-# Number of reads of the control topic in the time of a group. A claim waits for an eighth of that
-# time on average.
+# Number of reads of the control topic in the time in which the records of an update arrive. A claim
+# waits for an eighth of that time on average.
 READS = 4
 
 
@@ -96,7 +96,7 @@ NOTHING = Computed(0.0, None)
 
 
 class Learner:
-    """The numbers of a job. This one learns nothing: it is for time and money alone."""
+    """Computes gradients and weights. This base class learns nothing: it simulates only times."""
 
     def gradient(self, compute: Compute) -> Computed:
         """Compute a gradient."""
@@ -160,7 +160,7 @@ class SimulatedMachine:
 
     Args:
         worker: Its id. A machine that returns is another worker.
-        settings: Settings of its stream side.
+        settings: Settings of the production worker.
         speed: Speed of its gradients.
     """
 
@@ -237,7 +237,7 @@ class SimulatedMachine:
         if not self._reading:
             return
         if len(streams) > 1:
-            # Other streams go first now.
+            # Move the stream behind the others, which are read first now.
             streams[partition] = streams.pop(partition)
         self._feed(worker_messages.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
@@ -257,7 +257,7 @@ class SimulatedMachine:
         self._posted.clear()
         self._feed(worker_messages.RoundBegan(newest.id.epoch, newest.unsettled))
         if not self._reading:
-            # It may check for room sooner now.
+            # The worker may be due to check for room sooner now.
             self._wake_when_due()
 
     def _begin_next(self) -> None:
@@ -285,7 +285,7 @@ class SimulatedMachine:
         if self.gone:
             return
         if self._posted:
-            # A trigger that requests the same gradient again is answered by it.
+            # This gradient answers a waiting trigger that requests it again.
             self._listen()
         self._protocol.board.reply(gradient)
         self._begin_next()
@@ -321,11 +321,11 @@ class SimulatedMachine:
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            # Announce and the next command occur for each batch.
+            # `Announce` and `Forget` occur for each batch, so they are matched first.
             if isinstance(command, worker_messages.Announce):
                 offset = self._protocol.announce(command.claim)
                 self._feed(worker_messages.Delivered(command.number, offset))
-            # Rows have no counterpart here.
+            # `Forget` drops rows, which do not exist here.
             elif not isinstance(command, worker_messages.Forget):
                 self._obey(command)
 
@@ -345,7 +345,7 @@ class SimulatedMachine:
             case worker_messages.ReadLeaderStatus():
                 self._feed(worker_messages.LeaderStatusSeen(self._protocol.leader_status))
             case _:
-                # Heartbeats and commits have no counterpart either.
+                # Other commands, such as heartbeats and commits, have no counterpart here.
                 pass
 
 
@@ -427,7 +427,7 @@ class Protocol:
         self.staleness = list[int]()
         self.too_stale = 0
         given = job.synchronisation
-        # Triggers also go to machines without an order in these modes.
+        # True if triggers also go to machines without an order, as in these modes.
         modes = {mode.mode for mode, _ in given.modes(job.group_size)}
         self._triggers_pass = not modes.isdisjoint(("stale", "asynchronous"))
         self._delays = delays or Delays()
@@ -523,14 +523,14 @@ class Protocol:
         commands.extend(self.coordinator.on(event, self.time.now))
         while commands:
             command = commands.popleft()
-            # This command occurs for each batch.
+            # `AddGradient` occurs for each batch, so it is matched first.
             if isinstance(command, do.AddGradient):
                 self._add(command)
             else:
                 self._obey(command)
 
     def _feed_next(self, event: CoordinatorEvent) -> None:
-        """Queue the response behind earlier commands."""
+        """Process an event at once, and queue the coordinator's commands behind earlier ones."""
         self._commands.extend(self.coordinator.on(event, self.time.now))
 
     def _triggered(self, trigger: UpdateTrigger) -> None:
@@ -555,7 +555,7 @@ class Protocol:
 
     def _add(self, command: do.AddGradient) -> None:
         gradient = command.gradient
-        # Only the coordinator holds the weights.
+        # Gradients carry their vectors because only the coordinator holds the weights.
         if isinstance(gradient, Gradient):
             self.computed[gradient.worker] += len(gradient.batches)
             self.learner.add(command.round, gradient.vector, gradient.samples)

@@ -21,9 +21,9 @@ class PolicyChange(NamedTuple):
 
     at_s: float
     reason: str
-    # Slots in a pool that may be preempted.
+    # Number of machines that may be preempted.
     spot: int
-    on_demand: int  # slots on demand
+    on_demand: int  # number of machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class SimulatedRun:
     # Set if something was learned.
     curve: tuple[LearningPoint, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
-    # Lag of records that wait for a machine.
+    # Longest lag of any stream at any time. Only analytic runs without bids measure lags.
     worst_lag_s: float = 0.0
-    # Mean over time for the stream whose records wait longest.
+    # Mean over time of the longest lag of all streams.
     mean_lag_s: float = 0.0
 
     @property
@@ -199,7 +199,7 @@ class RunsSummary:
     runtime_s: Spread
     runtime_ratio: Spread  # runtime over deadline
     spot_share: float
-    # Mean per run, as for the next two.
+    # Means per run: launches, preemptions and changes.
     launches: float
     preemptions: float
     changes: float

@@ -316,7 +316,7 @@ class Experiment(WrittenPart):
 
     @property
     def most_staleness(self) -> int:
-        """Maximum number of versions since the weights of a gradient that counts."""
+        """Maximum number of updates between a gradient's weights and its own update."""
         given = self.synchronisation or SYNCHRONOUS
         modes = [mode for mode, _ in given.modes(self.group_size)]
         return max(m.fixed_staleness + m.staleness_per_worker * self.workers for m in modes)

@@ -2,9 +2,9 @@
 
 As in the paper, it begins with all workers on spot and solves again when a price changes, with
 running estimates of rates and availability. Three things are ours. It also solves again when an
-estimate or the pace has moved, so that luck is spent and bad luck compensated. Workers only move if
-the move gains something. And it keeps a time reserve, because a plan for exactly the deadline would
-be slightly late half of the time.
+estimate or the pace has moved, to use time that was gained and make up for time that was lost.
+Workers only move if the move gains something. And it keeps a time reserve, because a plan for
+exactly the deadline would be slightly late half of the time.
 
 The reserve is the time that an outage of all spot machines until the next review would cost, plus
 the delay of arrivals. So if on-demand machines can meet the deadline now, they can still meet it at
@@ -41,21 +41,22 @@ Values: TypeAlias = npt.NDArray[np.float64]
 
 BEGINNING = "all on spot, until the first review"
 
-# Delay of records in standard deviations of a Poisson stream: 1 in 700 is later.
+# Delay of arrivals that a plan allows for, in standard deviations of a Poisson stream. One job in
+# 700 has a longer delay.
 LATE = 3.0
 
 
-# Changes that justify another solution. The price: smaller differences hardly change N_s, which
-# follows from the deadline.
+# The next four constants are changes that justify another solution. Relative change of a price:
+# smaller ones hardly change N_s, which follows from the deadline.
 PRICE_MOVED = 0.01
-# Change of alpha itself. N_s is proportional to 1 / (1 - alpha): at 0.9, this is a tenth of all
-# spot workers.
+# Absolute change of alpha. N_s is proportional to 1 / (1 - alpha): at 0.9, this changes N_s by a
+# tenth.
 AVAILABILITY_MOVED = 0.01
-# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by a
-# hundredth by chance alone. The pace covers their sum.
+# Sum of the changes of all rates, over the sum of rates. Rates counted for a minute at 100 per
+# second differ by a hundredth by chance alone. A change of their sum shows in the pace.
 RATES_MOVED = 0.05
-# Share of the remaining time. At alpha = 0.9 and 64 workers, this moves 3 workers from spot to on
-# demand.
+# Difference between the remaining runtime and the remaining time, as a share of that time. At
+# alpha = 0.9 and with 64 workers, this moves 3 workers from spot to on demand.
 PACE_MOVED = 0.005
 
 
@@ -65,7 +66,7 @@ def moved(before: Situation, now: Situation, places: Places, time_s: float) -> s
     Args:
         before: The situation of the decision in force.
         now: The current situation.
-        places: Places of the workers.
+        places: Pools of the workers.
         time_s: Time for the plan: the remaining time without the reserve.
     """
     return next(_reasons(before, now, places, time_s), "")
@@ -108,14 +109,16 @@ class Adaptive(Policy):
     """Solves again at every price change and review; compares pools and uses the cheapest."""
 
     name: ClassVar[str] = "adaptive"
-    # Outages last minutes and deadlines hours, so half a minute is soon enough for both. Its
-    # reserve is a fourth of a per cent of the paper's 6,400 s with half of the workers on spot.
+    # Outages last minutes and deadlines hours, so half a minute is soon enough for both. It
+    # adds a quarter of a per cent of the paper's 6,400 s to the reserve if half of the workers are
+    # on spot.
     review_s: ClassVar[float] = 30.0
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
-        """Return the reserve if spot machines have this share of all arrivals.
+        """Return the time reserve if workers on spot have the share `lost` of all arrivals.
 
-        It is the delay of a review and of arrivals.
+        It covers late arrivals, and an outage of all spot machines until the next review has
+        started on-demand machines.
         """
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
@@ -158,10 +161,13 @@ class Adaptive(Policy):
         return moved(last.basis, now, last.places, time_s)
 
     def _solve(self, situation: Situation, last: Decision | None) -> tuple[Plan, int]:
-        """Return the cheapest plan and its pool. A used pool stays unless another saves enough."""
+        """Return the cheapest plan and its spot pool.
+
+        The pool in use stays unless another one saves more than `PRICE_MOVED`.
+        """
         used = ON_DEMAND if last is None else int(last.places.max())
         order = self._order(situation, last)
-        # Raises if there is no spot pool.
+        # This call raises if there is no spot pool.
         market_of(situation.pools)
         plans = {
             pool: self._plan(situation, market_of(situation.pools, pool), order)
@@ -181,7 +187,7 @@ class Adaptive(Policy):
         first = np.concatenate(([0.0], np.cumsum(work.rates_per_s[curve.order])))
         kept_s = self.reserve_of_s(situation, first / first[-1]) + np.zeros(work.workers + 1)
         in_time = curve.runtimes_s + kept_s <= work.deadline_s * (1 + TOLERANCE)
-        # Without updates, nothing is needed and nothing is late.
+        # If no updates are left, no plan is late.
         if work.updates:
             curve = replace(curve, feasible=curve.feasible & in_time)
         spot, binding = choose(curve, market)
@@ -197,8 +203,9 @@ class Adaptive(Policy):
     def _order(self, situation: Situation, last: Decision | None) -> Order | None:
         """Order workers by rate, lowest first; at about the same rate, those on spot come first.
 
-        Estimates of equal rates differ by chance, which is no reason to move a worker. Of spot
-        workers, those without a machine leave first, because their stream then runs again at once.
+        Estimates of equal rates differ by chance, which is no reason to move a worker. Of the
+        workers on spot, those without a machine move to on demand first, because their streams then
+        run again at once.
         """
         if last is None:
             return None

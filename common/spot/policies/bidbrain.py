@@ -1,9 +1,10 @@
-"""BidBrain (Proteus, section 4): bids in spot markets when it makes a unit of work cheaper.
+"""BidBrain (Proteus, section 4): bids in spot markets if that makes a unit of work cheaper.
 
-An allocation is a number of machines of one market under one bid. Each hour costs the price at its
-beginning. If the price passes the bid, the machines are evicted and that hour is refunded. So work
-may be free, but an eviction stops the whole footprint for a while. The probability and time of
-evictions are counted in past prices, by the distance of the bid above the price.
+An allocation is a number of machines of one market under one bid, and the footprint is the set of
+all allocations. Each hour costs the price at its beginning. If the price passes the bid, the
+machines are evicted and that hour is refunded. So work may be free, but an eviction stops all
+machines of the footprint for a while. Past prices give the probability and the time of evictions,
+for each distance of a bid above the price.
 
     past prices ──▶ odds ─┐
     prices ───────────────┼──▶ acquire, renew ──▶ bids
@@ -34,15 +35,15 @@ ROUNDING = 1e-9
 class EvictionOdds:
     """Probability of an eviction within some time, and its median time.
 
-    Counted in past prices: a bid is made at each of their steps, `delta` above the price.
+    They are counted in past prices, as if a bid `delta` above the price were made at each step.
     """
 
     deltas: Array  # (D,) ascending, USD per hour
     step_s: float  # seconds between prices
     hour_s: float  # L steps
-    # (M, D, L) beta of each market, before 1 to L steps are over.
+    # (M, D, L) beta: probability of an eviction in each market within 1 to L steps.
     probability: Array
-    # (M, D, L) median time of evictions before that.
+    # (M, D, L) median time of these evictions.
     median_s: Array
 
     def within(
@@ -62,7 +63,7 @@ def eviction_odds(
     """Count evictions in past prices.
 
     Args:
-        prices: (M, T) USD per hour of each market, at T times, more than an hour.
+        prices: (M, T) USD per hour of each market, at T times over more than an hour.
         step_s: Time between prices. An hour is a multiple of it.
         deltas: (D,) distances of bids above the price, ascending.
         hour_s: Length of an hour; less if prices are replayed faster than they were recorded.
@@ -97,8 +98,8 @@ class Allocation:
 
     market: int
     machines: int  # k
-    bid_usd: float  # USD per hour, as every price here
-    # Price at the beginning of the current hour.
+    bid_usd: float  # USD per hour
+    # Price at the beginning of the current hour, in USD per hour.
     price_usd: float
     # End of the current hour.
     ends_s: float
@@ -142,7 +143,7 @@ def overhead_s(kept: Array, eviction_s: float, change_s: float) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BidBrain:
-    """Decides what to bid and what to renew; pure.
+    """Decides what to bid and what to renew, without state of its own.
 
     In the paper, the scalability phi of equation 3 is the same for all footprints, so it does not
     change which one is cheapest. A simulation scales the work by it.
@@ -151,7 +152,7 @@ class BidBrain:
     odds: EvictionOdds
     # (M,) nu: work of a machine of each market, for example its virtual cores.
     work_per_s: Array
-    # Limit for all allocations together.
+    # Maximum work per second of all allocations together.
     most_per_s: float
     # Price of machines that do no work and always run.
     reliable_usd_per_hour: float = 0.0
@@ -286,12 +287,15 @@ class BidBrain:
         return Terms(usd, refunded, machines * self.work_per_s[market], probability, useful_s)
 
     def _cost_per_work(self, there: Terms, more: Terms | None, change_s: float) -> Array:
-        """Return (c,) equation 4 of the footprint with each of c candidates; (1,) without any."""
+        """Return (c,) costs per work (equation 4) of the footprint with each of c candidates.
+
+        Without candidates, the result is (1,), the cost per work of the footprint alone.
+        """
         if more is None:
             zero = np.zeros(1)
             more = Terms(zero, zero, zero, zero, zero)
         usd = expected_cost_usd(there).sum() + expected_cost_usd(more)
-        # Servers cost their price for the hour of a bid.
+        # Reliable machines are paid for one hour, as candidates are.
         usd = usd + self.reliable_usd_per_hour
         kept = np.prod(1 - there.probability) * (1 - more.probability)
         lost_s = overhead_s(kept, self.eviction_s, change_s)

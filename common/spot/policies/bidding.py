@@ -1,10 +1,10 @@
-"""BidBrain as the policy of a job with a backlog: live bids, by past prices of machines.
+"""BidBrain as the policy of a job with a backlog: live bids, from past prices of machines.
 
-Each decision counts machines by offer, under the bid of their order: an offer is an allocation of
-`bidbrain`. Lost machines are not replaced under that bid. Before an allocation's hour ends, it is
-renewed or released. On-demand machines are one more market, whose price never passes a bid. The
-paper's reliable machines, which do no work and always run, are those of the coordinator and its
-servers. Deadlines play no part; a plan that misses one says so.
+A decision is a number of machines for each offer. An offer with its bid is an allocation of
+`bidbrain`. Lost machines are not replaced under the same bid. Before an allocation's hour ends, the
+policy renews or releases it. On-demand machines are one more market, whose price never passes a
+bid. The paper's reliable machines, which do no work and always run, are those of the coordinator,
+Kafka and Redis. The policy ignores deadlines, but a plan that misses one is not feasible.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # Reviews per hour: the paper's two minutes.
 REVIEWS = 30
-# On-demand machines of the coordinator, Kafka and Redis. If they cost nothing, neither would time,
-# and only the cheapest market would ever be used.
+# Number of on-demand machines for the coordinator, Kafka and Redis. If they cost nothing, time
+# would cost nothing either, and the policy would only ever use the cheapest market.
 SERVERS = 1
 # Distance of two bids that would otherwise be equal: the provider's smallest.
 BID_STEP_USD = 1e-6
@@ -39,9 +39,11 @@ BID_STEP_USD = 1e-6
 class BidSettings:
     """Time that a job loses when its machines change."""
 
-    # Time that all machines stand still after an eviction.
+    # Time that all machines stand still after an eviction (lambda).
     lambda_s: float = 30.0
-    start_s: float | None = None  # sigma; None: the longest start-up of all pools
+    # Time that all machines stand still when machines are added or removed (sigma). If None, the
+    # longest start-up of all pools.
+    start_s: float | None = None
 
 
 def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:
@@ -74,10 +76,10 @@ def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> Eviction
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bidding(Policy):
-    """Bids for as many machines as the job may have, if its streams move to the survivors."""
+    """Bids for machines of a job whose streams move to the survivors, up to the job's maximum."""
 
     settings: BidSettings = field(default_factory=BidSettings)
-    # Odds of the pools of all situations; None if unknown so far.
+    # Odds of evictions, for the same pools as in each situation; None if unknown so far.
     odds: EvictionOdds | None = None
     name: ClassVar[str] = "bidbrain"
     watches_outages: ClassVar[bool] = True
@@ -85,7 +87,7 @@ class Bidding(Policy):
 
     @property
     def review_s(self) -> float | None:
-        """Two minutes of an hour of sixty."""
+        """Time between reviews: two minutes, or less if hours are shorter."""
         return (HOUR_S if self.odds is None else self.odds.hour_s) / REVIEWS
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
@@ -112,7 +114,7 @@ class Bidding(Policy):
                 footprint[offer] = replace(each, price_usd=price_usd, ends_s=ends_s)
         while more := brain.acquire([*footprint.values()], now_s, prices, room):
             offer = _offer(situation, more, {*footprint, *asked})
-            # Only on-demand offers are here already.
+            # Only an on-demand offer can be in the footprint already.
             has = footprint[offer].machines if offer in footprint else 0
             footprint[offer] = replace(more, machines=has + more.machines)
             room[more.market] -= more.machines
@@ -127,7 +129,7 @@ class Bidding(Policy):
             raise ParameterError("bidbrain", "the past prices of machines are not known yet")
         settings, work, pools = self.settings, situation.work, situation.pools
         most = work.workers
-        # No backlog is left.
+        # Without a backlog, machines only have to keep up with arrivals.
         if situation.waiting is not None and situation.waiting < 1:
             most = min(machines_for_stability(work, situation.gradient_s) or most, most)
         start_s = settings.start_s
@@ -143,7 +145,7 @@ class Bidding(Policy):
 
 
 def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocation]:
-    """Return existing allocations of the last decision. Those without an hour end now."""
+    """Return existing allocations of the last decision. If the hour is unknown, it ends now."""
     names, found = [pool.name for pool in situation.pools], {}
     for offer, count in ({} if last is None else last.machines).items():
         ready, coming = situation.machines.get(offer, (0, 0))
@@ -159,7 +161,7 @@ def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocatio
 
 
 def _plan(situation: Situation, brain: BidBrain, footprint: Sequence[Allocation]) -> Plan:
-    """Return the plan of machines that continue as they are."""
+    """Return the plan if these machines run until the end."""
     work, pools = situation.work, situation.pools
     speed = sum(each.machines * brain.work_per_s[each.market] for each in footprint)
     capacity = update_capacity_per_s(np.array([speed]), work.group_size, situation.gradient_s)

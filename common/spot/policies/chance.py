@@ -36,24 +36,25 @@ Values: TypeAlias = npt.NDArray[np.float64]
 # Below this skewness, the gamma distribution differs from the normal one by less than 1e-5
 # everywhere.
 STRAIGHT = 1e-4
-# Relaxation times after which exp is 0 and squares may overflow.
+# Number of relaxation times after which exp(-gap) is practically 0 and gap^2 may overflow.
 FAR = 700.0
 
 
 def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -> float:
     """Return the third central moment of the time that one machine is on in [0, t].
 
-    Of three moments of a stationary two-state chain, only the outer two count: E[Y1 Y2 Y3] = alpha
-    (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau), with Y the distance from alpha. Integrated over
-    all three: 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of (t - u) u exp(-u / tau). It
-    is negative if alpha is above one half.
+    Y is the state, 1 or 0, minus alpha. For times t1 < t2 < t3 of a stationary two-state chain,
+    E[Y1 Y2 Y3] = alpha (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau), whatever t2 is. Integrated
+    over all three times, this is 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of (t - u) u
+    exp(-u / tau). It is negative if alpha is above one half.
     """
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
     gap = t_s / tau_s
     lean = 6 * availability * (1 - availability) * (1 - 2 * availability)
-    # The terms cancel. Their series is right to gap^3 / 30 of itself.
+    # If the gap is small, the terms of the formula below cancel numerically. The series used
+    # instead has a relative error of about gap^3 / 30.
     if gap < 1e-2:
         return lean * t_s**3 * (1 / 6 - gap / 12 + gap**2 / 40)
     once = twice = 1.0
@@ -65,11 +66,11 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
 
 
 def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
-    """Return P(J_theta >= J) for all numbers of spot workers: (N_tot + 1,), from 0.
+    """Return (N_tot + 1,) probabilities of J updates by theta with 0 to N_tot spot workers.
 
     J updates take J K b records in full batches. At the end of an update, N_tot - 1 workers have an
-    incomplete batch, each of 0 to b - 1 records. `order` sorts workers, the first to become spot
-    first.
+    incomplete batch, each of 0 to b - 1 records. `order` sorts the workers, the first to become
+    spot first.
     """
     if work.updates == 0:
         return np.ones(work.workers + 1)
@@ -87,9 +88,10 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
 
 
 def plan_with_probability(work: Work, market: PaperMarket, probability: float) -> Plan:
-    """Return the plan with the cheapest N_s that meets the deadline with this probability.
+    """Return the plan with the cheapest N_s that meets the deadline with at least a probability.
 
-    It is infeasible if on-demand machines alone do not; the limit cases are those of `plan`.
+    It is infeasible if on-demand machines alone do not. The limit cases are those of
+    `common.spot.theory.provisioning.plan`.
     """
     curve = cost_curve(work, market)
     on_average, _ = choose(curve, market)
@@ -131,7 +133,7 @@ class Chance(Policy):
 
 
 def _at_least_zero(mean: Values, variance: Values, third: Values) -> Values:
-    """Return P(X >= 0) for numbers with these central moments, by the gamma distribution."""
+    """Return P(X >= 0) by the gamma distribution with this mean and these central moments."""
     from scipy.special import gammainc, gammaincc, ndtr  # noqa: PLC0415 -- slow to load
 
     std = np.sqrt(variance)

@@ -1,4 +1,4 @@
-"""Number of machines if streams move to the survivors: as few as keep up, and in time.
+"""Number of machines if streams move to the survivors: as few as keep up and meet the deadline.
 
 Kafka keeps what arrives, so a loss takes compute capacity and leaves lag. The tolerated lag and the
 deadline limit the time that all machines may stand still from now on:
@@ -8,8 +8,9 @@ deadline limit the time that all machines may stand still from now on:
     lag grows  lag shrinks                        |     spot returns; on demand ends with the lag
                                                   on demand is ordered: spot may be too late
 
-Spot machines are as many as keep up, and are ordered again when they are lost. On-demand machines
-run when nothing else is sure to be in time, and while another loss would be too much.
+As many spot machines as keep up with arrivals are ordered, and ordered again when they are lost.
+On-demand machines are ordered if spot machines might come too late, and stay while another loss
+would exceed a limit.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ class Forecast(NamedTuple):
 
     # Time until the work is done.
     runtime_s: float
-    # Reason why they are late; None if they are in time.
+    # Limit that no number of machines meets; None if the limits can be met.
     lacks: Binding | None
 
 
 @dataclass(frozen=True, eq=False)
 class Backlog:
-    """The backlog, its limits, and the effect of machines, which are sums of their speeds."""
+    """The backlog, its limits, and the effect of machines on it.
+
+    A number of machines is the sum of their speeds.
+    """
 
     situation: Situation
     spot: Spot
@@ -69,7 +73,7 @@ class Backlog:
 
     @property
     def time_s(self) -> float:
-        """Time until the deadline, less the delay of arrivals."""
+        """Time until the deadline, less the possible delay of arrivals."""
         work = self.situation.work
         return work.deadline_s - LATE * math.sqrt(work.records) / work.records_per_s
 
@@ -91,16 +95,16 @@ class Backlog:
 
     @cached_property
     def needed(self) -> int:
-        """Number of machines of speed 1 that keep up and are in time.
+        """Number of machines of speed 1 that keep up with arrivals and meet the deadline.
 
-        Records that wait too long are processed within the lifetime of the machines that are
-        started for them.
+        If records have waited longer than `max_lag_s`, more machines process the excess within the
+        mean lifetime of a machine.
         """
         work, lives_s = self.situation.work, [life_s(pool) for pool in self.spot.pools]
         too_long_s = 0.0 if self.max_lag_s is None else max(self.lag_s - self.max_lag_s, 0.0)
         by_lag = 1 + too_long_s / max(max(lives_s, default=math.inf), 1.0)
         share = self.spot.share if self.spot.pools else 1.0
-        # Nothing is done before its records have arrived.
+        # The job cannot end before its records have arrived.
         least_s = self.arrives_in_s + self.look_s
         by_deadline = work.undisturbed_s / max(self.time_s - self.ahead_s, least_s) / share
         pace = max(HEADROOM, by_lag, by_deadline)
@@ -109,18 +113,24 @@ class Backlog:
         return min(work.group_size if found is None else found, work.workers)
 
     def before_deadline_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
-        """Return the time that all may stand still for the deadline, after some work.
+        """Return the time for which all machines may stop without missing the deadline.
+
+        Before the stop, some machines work for a while; after it, the needed machines do the rest.
 
         Args:
-            machines: Machines that work first.
-            seconds: Length of their work. Then the needed machines work.
+            machines: Machines that work before the stop.
+            seconds: Time that they work.
         """
         left_s = self.situation.work.undisturbed_s - seconds * self.made(machines)
         takes_s = max(left_s, 0.0) / max(self.made(self.needed), ROUNDING)
         return self.time_s - seconds - takes_s
 
     def spare_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
-        """Return the same time for the deadline and the tolerated lag."""
+        """Return the time for which all machines may stop without exceeding a limit.
+
+        The limits are the deadline and the tolerated lag. Arguments are those of
+        `before_deadline_s`.
+        """
         spare_s = self.before_deadline_s(machines, seconds)
         if self.max_lag_s is None or not self.arrives_in_s:
             return spare_s
@@ -128,7 +138,7 @@ class Backlog:
         return min(spare_s, self.max_lag_s - lag_s)
 
     def forecast(self, spots: int, on_demand: int) -> Forecast:
-        """Forecast a number of machines; spot machines run by their stationary distribution."""
+        """Forecast the runtime with some machines; spot machines run for a share of the time."""
         left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
         mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
         chances = distribution_of_running(spots, self.spot.share) if spots else np.ones(1)
@@ -141,7 +151,7 @@ class Backlog:
         return Forecast(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
 
     def lost_s(self, certain: int) -> float:
-        """Return the part of that time that the loss of the largest pool takes.
+        """Return the part of `spare_s` that a loss of the largest pool would use up.
 
         Args:
             certain: On-demand machines, which stay.
@@ -166,7 +176,8 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
     speeds = np.array([pool.speed for pool in spot.pools])
     ready = float(np.dot(spot.ready, speeds))
     missing = 0 if first else max(math.ceil(needed - ready - ROUNDING), 0)
-    # Enough machines to survive the loss of all others, if it came without lag.
+    # Fewest on-demand machines with which a loss of the largest pool, without lag before it, would
+    # stay within the limits.
     most_s = math.inf if backlog.max_lag_s is None else backlog.max_lag_s
     most_s = min(most_s, backlog.before_deadline_s())
     certain = bisect_left(range(needed), x=True, key=lambda n: backlog.lost_s(n) <= most_s)

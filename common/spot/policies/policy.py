@@ -4,9 +4,9 @@ A slot is a worker's place, one for each stream. A decision has one of two forms
 
     by slot   `places` has the pool of each slot's machine. The paper's policies decide so.
     counted   `machines` has the number of machines of each offer, whichever slots they serve: a
-              slot gets a ready machine, and another spare one when that is lost.
+              slot gets any ready machine, and a spare one when that machine is lost.
 
-Policies are pure. The caller keeps the last decision, and a policy without a change returns that
+Policies are pure. The caller keeps the last decision. A policy that changes nothing returns that
 very object.
 
     estimates + prices + remaining work ──▶ reconsider ──▶ Decision ──▶ fleet
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
     from common.spot.theory.provisioning import Plan
     from common.spot.theory.work import Pool, Work
 
-# The first pool is never preempted.
+# Index of the on-demand pool, which is the first and never preempted.
 ON_DEMAND = 0
-# A released machine takes a while to end, and its next hour would have to be paid.
+# Time before the end of an hour, and its maximum share of the hour, at which a policy decides about
+# the next one. A released machine takes a while to end, and a begun hour must be paid.
 RENEWAL_S, RENEWAL_SHARE = 60.0, 1 / 20
 NOWHERE = -1  # a slot without a machine
 
-Places: TypeAlias = npt.NDArray[np.int8]  # (N_tot,) index of the pool of each slot, or NOWHERE
+# (N_tot,) index of the pool of each slot, or NOWHERE.
+Places: TypeAlias = npt.NDArray[np.int8]
 Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
 
 
 class Hour(NamedTuple):
-    """The current hour of an offer's machines: paid at its beginning, or under a bid."""
+    """The current hour of an offer's machines, which are paid by the hour or run under a bid."""
 
     ends_s: float
     usd_per_hour: float  # at its beginning
@@ -56,9 +58,9 @@ def renewal_s(hour_s: float) -> float:
 class MachineCount(NamedTuple):
     """Machines of one offer."""
 
-    # Started machines, which have a slot or are spares.
+    # Machines that are up, with a slot or as spares.
     ready: int = 0
-    # Requested machines that are not ready, without refused ones.
+    # Requested machines that are not up yet and were not refused.
     coming: int = 0
 
 
@@ -71,7 +73,8 @@ class Situation:
     work: Work
     # On-demand first; current prices, and current estimates of availability.
     pools: tuple[Pool, ...]
-    gradient_s: float  # mu_C, mean time of one gradient on the first pool
+    # mu_C, mean time of one gradient on a machine of the first pool.
+    gradient_s: float
     # True for slots whose own machine runs now.
     up: Flags
     # Updates whose records have arrived already; None if unknown.
@@ -79,7 +82,7 @@ class Situation:
     # Current machines. At time 0, no machine exists, and machines take time to start. A policy that
     # only counts `ready` ones would order the whole fleet twice.
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
-    # First hours to end, by offer.
+    # Hour of an offer's machines that ends first, for each offer that has hours.
     hours: Mapping[Offer, Hour] = field(default_factory=dict)
     # Pools that have just refused a machine.
     refusing: frozenset[str] = frozenset()
@@ -111,7 +114,7 @@ class Decision:
 
     @property
     def pools(self) -> npt.NDArray[np.int8]:
-        """(machines,) index of the pool of each."""
+        """(machines,) index of each machine's pool."""
         names = [pool.name for pool in self.basis.pools]
         at = np.array([names.index(offer.pool) for offer in self.machines], np.int8)
         return np.repeat(at, np.array([*self.machines.values()], np.int64))
@@ -129,7 +132,7 @@ class Decision:
 
 
 def by_slot(places: Places, plan: Plan, reason: str, basis: Situation) -> Decision:
-    """Make a decision of the paper's form."""
+    """Make a decision by slot, as the paper does."""
     at = places[places != NOWHERE].tolist()
     machines = Counter(Offer(basis.pools[pool].name) for pool in at)
     return Decision(machines, plan, reason, basis, places)
@@ -149,12 +152,12 @@ class Policy(ABC):
 
     @property
     def watches_outages(self) -> bool:
-        """True if it wants to decide whenever a machine comes or goes."""
+        """True if the policy decides whenever a machine comes or goes."""
         return False
 
     @property
     def plans_backlog(self) -> bool:
-        """True if it receives the backlog. Otherwise waiting records count as finished work."""
+        """True if the policy plans the backlog, not only arrivals; see `waiting_for_policy`."""
         return False
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """Choice of the number of machines from each of several pools, to meet a deadline.
 
-With one worker per stream (`hold`), machines are counted. Spot machines come first, from the pool
-with the cheapest ready second that gives any. A lost machine is replaced elsewhere at once, and
-there may be more machines than streams. On-demand machines do the work that spot is not expected to
-finish by the deadline:
+With one worker per stream (`hold`), the policy first requests spot machines, from the pool whose
+ready second costs least among those that give machines. It replaces a lost machine elsewhere at
+once, and there may be more machines than streams. On-demand machines do the work that spot machines
+are not expected to finish by the deadline:
 
     single losses   on-demand spares, as many as are missing on average
     all are lost    nothing while there is time to wait, then one for each stream, until spot
@@ -34,8 +34,8 @@ from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan
 from common.spot.theory.work import partial_batches_s
 
-# Share of the reserve that may be spent. A job that kept all of it until the last update would
-# finish early by it.
+# Share of the reserve that plans may use. A job that kept the whole reserve until its last update
+# would end that much before the deadline.
 SPENT = 0.25
 ALMOST = 0.5  # share of a stream
 # Number of spare on-demand machines that are not released, because they would be restarted soon.
@@ -77,20 +77,20 @@ class _Need:
 
     @property
     def short_s(self) -> float:
-        """The part of the reserve that is used up."""
+        """Part of the reserve that is used up; negative if there is more time than the reserve."""
         return self.undisturbed_s - (self.time_s - self.reserve_s)
 
     @property
     def serving(self) -> float:
-        """Number of streams to be served on average."""
+        """Mean number of streams that must be served to meet the deadline."""
         time_s = self.time_s - (1 - SPENT) * self.reserve_s
-        # All streams are never served on average.
+        # No number of spot machines serves all streams on average.
         most = self.streams - ALMOST
         return min(self.streams * self.undisturbed_s / max(time_s, ROUNDING), most)
 
     @property
     def certain(self) -> int:
-        """Number of machines that make up for the used reserve if all others are lost now."""
+        """Number of on-demand machines: for the share of streams by which the reserve is used."""
         if self.short_s <= 0:
             return 0
         share = min(self.short_s / self.reserve_s, 1.0) if self.reserve_s else 1.0
@@ -99,7 +99,7 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class Pools(Policy):
-    """Counts machines over all pools, again whenever one comes or goes."""
+    """Decides the number of machines of each pool whenever a machine comes or goes."""
 
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = True
@@ -110,7 +110,7 @@ class Pools(Policy):
     max_lag_s: float | None = None
     # Number of machines that are always on demand.
     reliable: int = 0
-    # The reserve includes this time.
+    # Time between reviews. The reserve includes it.
     review_s: float = 10.0
 
     @property
@@ -138,7 +138,7 @@ class Pools(Policy):
             spots = _least(
                 lambda machines: expected_serving(machines, share, need.streams),
                 need.serving,
-                # Fewer machines cost as much per record.
+                # Fewer machines than streams would cost as much per record.
                 (need.streams, int(self.spot_up_to * need.streams)),
             )
             alone = self._on_demand(situation, last, spot, need, spots)
@@ -188,8 +188,8 @@ class Pools(Policy):
                 need.serving,
                 (0, streams),
             )
-        # Stand-ins stay until others are ready. If they were released because fewer losses are
-        # ahead than before, they would be restarted at once, and each restart costs its start-up.
+        # On-demand machines stay until spot machines are ready. If they were released because fewer
+        # losses are ahead than before, they would soon be started again, and each start-up is paid.
         if together or (2 * ready < streams and not spot.gone):
             alone = max(alone, min(before, streams - ready))
         alone = max(alone, missing, need.certain)
@@ -198,8 +198,9 @@ class Pools(Policy):
     def _bounding_lag(self, situation: Situation, max_lag_s: float, spot: Spot, need: _Need) -> int:
         """Return the number of on-demand machines if records may wait up to `max_lag_s`.
 
-        Streams that wait longest are served first, each by its own machine. It stays until spot
-        machines are ready for all streams and the lag leaves room for another loss.
+        Streams that wait longest are served first, each by its own on-demand machine. This machine
+        stays until spot machines are ready for all streams and the lag leaves room for another
+        loss.
         """
         alone = situation.pools[ON_DEMAND]
         there = situation.machines.get(Offer(alone.name), MachineCount())

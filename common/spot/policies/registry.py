@@ -28,8 +28,8 @@ def policy_of(
         name: Name of the policy.
         probability: Probability of meeting the deadline, for policies that have one.
         spot: N_s for the static policy, instead of the optimum.
-        pools: Optional. Settings of a policy that counts machines.
-        bidding: Optional. Settings of `bidbrain`.
+        pools: Optional. The policy `pools`. If unset, one with its default settings.
+        bidding: Optional. The policy `bidbrain`. If unset, one without past prices.
     """
     policies: dict[PolicyName, Policy] = {
         "on-demand": OnDemandOnly(),

@@ -1,4 +1,4 @@
-"""Spot machines over several pools: the price of a ready second, and the pools to ask."""
+"""Spot machines over several pools: the price of a ready second, and the pools to request from."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EQUAL_PRICES = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spot:
-    """The few spot pools that are worth their price, the best first."""
+    """The spot pools that are worth their price, the cheapest first, and their machines."""
 
     pools: tuple[Pool, ...]
     usd_per_s: tuple[float, ...]  # price of a ready second
-    # Number of machines by the last decision.
+    # Number of machines that the last decision wanted.
     asked: tuple[int, ...]
     ready: tuple[int, ...]
     had: tuple[int, ...]  # ready or coming
@@ -47,12 +47,12 @@ class Spot:
 
     @property
     def gone(self) -> bool:
-        """True if all requested machines have been lost, everywhere."""
+        """True if machines were requested from every pool, and no pool has any."""
         return all(self.asked) and not any(self.had)
 
     @property
     def scarce(self) -> bool:
-        """True if every pool with machines gives fewer than requested: each loss is single."""
+        """True if every pool that has machines gives fewer than requested."""
         some = [refused for refused, had in zip(self.refused, self.had, strict=True) if had]
         return bool(some) and all(some)
 
@@ -65,22 +65,24 @@ class Spot:
     def share(self) -> float:
         """Mean share of the requested machines that is ready.
 
-        If all pools give enough, lost machines are replaced at once, and only the start-up counts.
+        If a pool gives enough, lost machines are replaced at once, and only their start-ups are
+        missing.
         """
         main = self.main
         delivers = effective_availability(main)
         return delivers if self.scarce or not main.availability else delivers / main.availability
 
     def offers(self, wanted: int) -> dict[Offer, int]:
-        """Return `counts` by offer."""
+        """Return the result of `counts(wanted)`, with offers instead of indexes as keys."""
         return {Offer(self.pools[at].name): count for at, count in self.counts(wanted).items()}
 
     def counts(self, wanted: int) -> dict[int, int]:
-        """Return the number of wanted machines of each pool; pools that are missing get none.
+        """Return the wanted number of machines by the index of their pool. Other pools get none.
 
         Existing machines stay. Missing ones are requested from the cheapest pools that have not
-        just refused. Each pool that has refused gets one request, which shows when it gives again.
-        If all have refused, each gets requests for all missing machines.
+        just refused. Each pool that has refused and has no machines gets one request, which shows
+        when it gives machines again. If all pools have refused or are full, each gets requests for
+        all missing machines, up to its capacity.
         """
         missing, room = wanted - sum(self.had), self.room
         there = {index: count for index, count in enumerate(self.had) if count}

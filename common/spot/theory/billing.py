@@ -22,27 +22,29 @@ Array: TypeAlias = npt.NDArray[np.float64]
 class Preempted:
     """Time that is free if the provider takes a machine back."""
 
-    # A machine that ran for less costs nothing.
+    # A machine that the provider takes back before this time costs nothing.
     free_within_s: float = 0.0
-    # True if the current hour is free.
+    # True if the hour in which the provider takes the machine back is free.
     hour_refunded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Billing:
-    """The rules of one pool.
+    """The billing rules of one pool.
 
-    A running machine is counted by its time so far. Surcharges and refunds are known when it ends.
+    The cost of a running machine is that of its time so far. Surcharges and refunds are added when
+    the machine ends.
     """
 
     # With `hour`, a started hour is paid in full.
     per: Literal["second", "hour"] = "second"
     # Minimum time that is paid, unless the provider takes the machine back.
     minimum_s: float = 0.0
-    # Price of each second: the current one, or that at the beginning of the machine's own hour.
+    # Price of each second: the price at that time, or the price at which the machine's current hour
+    # began. Hours are counted from the machine's launch.
     price: Literal["now", "hour_start"] = "now"
     preempted: Preempted = Preempted()
-    # Length of these hours; shorter if recorded prices are replayed faster.
+    # Length of a billed hour; less than an hour if recorded prices are replayed faster.
     hour_s: float = HOUR_S
 
     @property
@@ -67,7 +69,7 @@ class Billing:
         return np.where(free, 0.0, paid_s)
 
     def paid_share(self, mean_s: float) -> float:
-        """Return the share of their time that preempted machines are paid for.
+        """Return the paid share of the run time of preempted machines.
 
         Args:
             mean_s: Mean of the exponential times after which they are preempted; infinite for
@@ -79,8 +81,8 @@ class Billing:
         past = math.exp(-free_s / mean_s)
         if self.per == "second" and not self.preempted.hour_refunded:
             return (1 + free_s / mean_s) * past  # E[L; L > free] / E[L]
-        # Whole hours of machines that outlast the free time: those by then, and the expected number
-        # of full ones after it.
+        # Only machines that outlast the free time are paid: for the hours that are full by then,
+        # for the expected number of later full hours, and for the last, unless it is refunded.
         hour_s = self.hour_s
         before = math.floor(free_s / hour_s)
         after = math.exp(-(before + 1) * hour_s / mean_s) / -math.expm1(-hour_s / mean_s)

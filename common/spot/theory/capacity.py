@@ -18,7 +18,8 @@ Array: TypeAlias = npt.NDArray[np.float64]
 # (M/D/1: load / (2 (1 - load))), and a gradient time that is underestimated by a fifth does no
 # harm.
 HEADROOM = 1.25
-ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
+# Tolerance of a quotient that is an integer on paper: 20 / (20 / 3) is 3 rounds, not 4.
+ROUNDING = 1e-9
 
 
 def update_capacity_per_s(
@@ -27,8 +28,8 @@ def update_capacity_per_s(
     """Return the updates per second of machines: 1 / (ceil(K / m) mu_C + overhead).
 
     The K gradients of an update are spread evenly. A machine computes its share in sequence, and
-    the update waits for the last one. No machines make no update. Times are means: the slowest of K
-    random ones takes longer, which the headroom covers.
+    the update waits for the last one. Without machines, the capacity is 0. Times are means: the
+    slowest of K random ones takes longer, which the headroom covers.
 
     Args:
         machines: Any shape; sums of speeds, so not necessarily integers.
@@ -44,7 +45,7 @@ def update_capacity_per_s(
 
 
 def machines_for_stability(work: Work, gradient_s: float, headroom: float = HEADROOM) -> int | None:
-    """Return the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
+    """Return the fewest machines of speed 1 that keep up with arrivals (Proposition 1).
 
     K b / sum(lambda), the time from one group to the next, must be at least `headroom` times ceil(K
     / m) mu_C. None if not even a machine for each of the K gradients is enough.
@@ -61,16 +62,20 @@ def machines_for_rate(updates_per_s: float, group_size: int, gradient_s: float) 
 def waiting_for_policy(
     work: Work, waiting: float, gradient_s: float, *, backlog: bool
 ) -> tuple[Work, float | None]:
-    """Convert waiting records for a policy: some plan with them, others only with arrivals.
+    """Convert the remaining work for a policy, which plans the backlog or only arrivals.
 
-    Waiting records need no time to arrive, but their gradients take time. So policies of the second
-    kind get the number of updates whose arrival takes at least as long as the remaining work.
+    A policy that plans only arrivals gets the work without the waiting records. But their gradients
+    take time, too. So it gets at least as many updates as arrive while all machines compute the
+    remaining gradients.
 
     Args:
         work: Remaining work, with waiting records.
         waiting: Updates whose records have arrived.
         gradient_s: mu_C.
-        backlog: True if the policy plans with the backlog, see `Policy`.
+        backlog: True if the policy plans the backlog, see `Policy.plans_backlog`.
+
+    Returns:
+        The work to plan, and the waiting updates; None for a policy that plans only arrivals.
     """
     waiting = min(max(waiting, 0.0), work.updates)
     if backlog:

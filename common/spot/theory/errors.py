@@ -1,4 +1,4 @@
-"""Errors of the theory's inputs: the parameter by name, the problem, and the remedy."""
+"""Errors in inputs of the formulas. A message names the parameter, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ParameterError(UserError):
     """A number outside the valid range of a formula.
 
     Attributes:
-        parameter: Its name, as the caller passed it.
+        parameter: Name of the number, as the caller passed it.
     """
 
     def __init__(self, parameter: str, problem: str) -> None:

@@ -19,10 +19,14 @@ from common.spot.theory.errors import ParameterError
 Numbers: TypeAlias = float | npt.NDArray[np.float64]
 
 Law: TypeAlias = Literal[
-    "normal",  # means of many
-    "gamma",  # rates and variances: above 0
-    "beta",  # shares: between 0 and 1
-    "log",  # times and ratios: normal on the log scale, with a long upper tail
+    # Means of many values have this distribution.
+    "normal",
+    # Rates and variances are above 0.
+    "gamma",
+    # Shares lie between 0 and 1.
+    "beta",
+    # Times and ratios are normal on the log scale, with a long upper tail.
+    "log",
 ]
 
 # Relative standard deviation below which every distribution is normal to six digits.
@@ -34,7 +38,7 @@ class Estimate:
     """A value and its standard deviation, and the distribution with these two moments."""
 
     value: Numbers
-    # Error of the quantity, not spread of single observations.
+    # Standard error of the value, not the spread of single observations.
     std: Numbers
     law: Law = "normal"
 
@@ -47,7 +51,7 @@ class Estimate:
         return plain(np.where(std == 0, 0.0, share))
 
     def interval(self, probability: float) -> tuple[Numbers, Numbers]:
-        """Return the interval with this probability, equally probable below and above.
+        """Return the interval with this probability; the quantity is as often below as above it.
 
         An infinite or exact quantity has an interval of one point.
         """
@@ -57,7 +61,7 @@ class Estimate:
         """Return the value below which the quantity is with this probability."""
         value, std = np.asarray(self.value, np.float64), np.asarray(self.std, np.float64)
         z = float(special.ndtri(probability))
-        # 0 times infinity is NaN.
+        # Avoid 0 times infinity, which is NaN.
         normal = value + (z * std if z else 0)
         room = value * (1 - value) if self.law == "beta" else value
         if self.law == "normal":
@@ -88,9 +92,9 @@ class RatePrior:
 class CyclePrior:
     """Prior of a machine: as if this number of cycles had been observed.
 
-    One cycle outweighs nothing, and keeps a machine that was never lost from looking eternal. AWS
-    publishes interruptions below 20 % for most types; cycles of 1,000 s are the paper's (section
-    V).
+    A single cycle changes an estimate from many real ones little. It keeps a machine that was never
+    lost from looking as if it never could be. AWS publishes interruptions below 20 % for most
+    types; cycles of 1,000 s are the paper's (section V).
     """
 
     availability: float = 0.9  # alpha
@@ -111,7 +115,7 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
     the likelihood is the same.
 
     Args:
-        records: Without the first one, if the time began with a record.
+        records: Number of records, without the first one if the time began with it.
         seconds: Observed time of the stream, without pauses.
         prior: See `pooled_prior` for workers that share a job.
 
@@ -126,7 +130,7 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
 
 
 def pooled_prior(records: Numbers, seconds: Numbers) -> RatePrior:
-    """Return a prior for workers with few records: the rate of all workers, as one record.
+    """Return a prior for workers with few records: the rate of all, with the weight of one record.
 
     Args:
         records: Records of each worker.
@@ -147,20 +151,21 @@ def availability_from_times(
     """Estimate alpha, the share of the time that a machine is available.
 
     Seconds are no independent observations: a machine that is up now is almost surely up a second
-    later. Sojourns are independent. With exponential ones (the two-state chain) of m cycles, the
-    relative errors of the mean lengths u up and d down are 1/sqrt(m) each, which gives the error of
-    their ratio. Hence, by the delta method, alpha = u / (u + d) has the variance
+    later. Times from one change of state to the next are independent. If they are exponential (the
+    two-state chain), then after m cycles the mean times u up and d down have relative errors of
+    1/sqrt(m) each. Hence, by the delta method, alpha = u / (u + d) has the variance
 
         alpha^2 (1 - alpha)^2 (1/m + 1/m)  =  alpha (1 - alpha) / n,  n = m / (2 alpha (1 - alpha)),
 
-    that of n independent observations. As the chain forgets with tau = alpha (1 - alpha) (u + d), n
-    is the time over 2 tau. A Beta distribution of weight n is exact for u = d. The prior counts as
-    further cycles. Without any time, the estimate is the prior.
+    that of n independent observations. The chain forgets its state with the time constant tau =
+    alpha (1 - alpha) (u + d), so n is the observed time over 2 tau. A Beta distribution of weight n
+    is exact for u = d. The cycles of the prior are added to the observed ones. Without any time,
+    the estimate is the prior.
 
     Args:
-        up_s: Time that a machine was there, summed over machines.
-        down_s: Time that one was wanted and not available.
-        outages: Number of losses.
+        up_s: Time that machines ran, summed over machines.
+        down_s: Time that machines were wanted and not available, summed over machines.
+        outages: Number of machines lost.
         prior: Prior of the machine.
     """
     up, down, cycles = _with_prior(up_s, down_s, outages, prior)
@@ -172,11 +177,12 @@ def availability_from_times(
 def cycle_from_times(
     up_s: Numbers, down_s: Numbers, outages: Numbers, prior: CyclePrior = ONE_CYCLE
 ) -> Estimate:
-    """Estimate the mean time from one preemption to the next, u + d, from the same times.
+    """Estimate the mean time from one preemption to the next, u + d.
 
-    For exponential sojourns, the mean is the time over the number of ends: the last sojourn, which
-    has not ended, adds its time and no end. The relative error of each mean is 1/sqrt(m). A machine
-    that is down now counts one end of being down too many; the prior is of the same size.
+    The arguments are those of `availability_from_times`. For exponential times up and down, each
+    mean is the total time over the number of its ends, with a relative error of 1/sqrt(m). Both
+    numbers of ends are taken as `outages`. A machine that is down now has not ended its time down,
+    which is one end too many; this error is no larger than the weight of the prior.
     """
     up, down, cycles = _with_prior(up_s, down_s, outages, prior)
     std = np.hypot(up, down) / cycles**1.5
@@ -184,7 +190,7 @@ def cycle_from_times(
 
 
 def plain(numbers: npt.ArrayLike) -> Numbers:
-    """Return a single number as a float, so that it prints and compares as one."""
+    """Return a single number as a float, and others as an array."""
     if isinstance(numbers, float):
         # The fast path for most calls.
         return float(numbers)

@@ -1,4 +1,4 @@
-"""The age of a stream's oldest unread record, by the times when the stream had a machine.
+"""The age of a stream's oldest unread record, from the times when the stream had a machine.
 
 Without a machine, the lag grows with time. A machine reduces it as far as it is faster than
 arrivals; if it is lost before the lag is gone, the rest remains.
@@ -19,7 +19,7 @@ class StreamLags:
 
     Args:
         streams: N.
-        begun_s: Time at which records began to wait.
+        begun_s: Time at which all lags are 0.
     """
 
     def __init__(self, streams: int, begun_s: float) -> None:
@@ -34,12 +34,12 @@ class StreamLags:
             now_s: Not earlier than in the last call.
             since_s: (N,) times since which streams have had no machine; `now_s` for those that have
                 one.
-            loads: (N,) arrivals over the speed of the stream's machine; from 1 on it never catches
-                up.
+            loads: (N,) rate of arrivals over the rate at which the stream's machine processes
+                records. From 1 on, a machine never reduces the lag.
         """
         served = since_s >= now_s
         lost_s = np.clip(since_s, self._at_s, now_s)
-        # A stream that got its machine since the last call counts as if it just did.
+        # A stream that got its machine since the last call counts as if it got it just now.
         worked_s = np.where(self._served, lost_s - self._at_s, 0.0)
         gains = np.maximum(1 / np.maximum(loads, 1e-9) - 1, 0.0)
         grown_s = now_s - self._at_s - worked_s

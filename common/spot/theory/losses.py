@@ -1,11 +1,12 @@
 """The loss curve so far, and the number of updates from here to a loss: J(epsilon).
 
-A loss is assumed to follow floor + drop * shape, which falls from 1 at the first update:
+A loss is assumed to follow floor + drop * shape. The shape falls from 1 at the first update:
 
     power:      (1 + x / shift)^-power, as for SGD if the loss is not strongly convex
     geometric:  exp(-decay x), the bound of equation 10 with rho = exp(-decay)
 
-Parameters are floor, log drop and the logarithms of the shape's; x runs from 0 to 1 over a history.
+A curve's parameters are floor, log(drop) and the logarithms of power and shift, or of decay. x is
+the position in the history: 0 at its first update and 1 at its last.
 """
 
 from __future__ import annotations
@@ -24,52 +25,54 @@ from common.spot.theory.estimates import Estimate
 Kind: TypeAlias = Literal["power", "geometric"]
 _Array: TypeAlias = npt.NDArray[np.float64]
 
-# Limits of the logarithms, in lengths of the history.
+# Limits of the logarithms of the shape's parameters: power 0.05 to 10, shift 1e-5 to 100, and decay
+# 0.01 to 10,000. Shift and decay are in lengths of the history.
 LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {
-    "power": ((-3.0, 2.3), (-11.5, 4.6)),  # power 0.05 to 10, shift 1e-5 to 100
-    "geometric": ((-4.6, 9.2),),  # decay 0.01 to 10,000
+    "power": ((-3.0, 2.3), (-11.5, 4.6)),
+    "geometric": ((-4.6, 9.2),),
 }
-# A power that makes (1 + x / p)^-p exponential.
+# Power p with which (1 + x / p)^-p is practically exp(-x).
 MANY = 1e7
-# Minimum number of losses for a fit: five times the parameters and the noise, which are all
-# estimated from them.
+# Minimum number of losses for a fit, from which up to four parameters and the noise are estimated.
 FEWEST = 30
-# Bins of a long history. 50 for each power of ten are finer than any curve.
+# Number of bins of a long history. 50 for each power of ten are finer than any curve.
 BINS = 200
-# Enough for quantiles of 5 % to be good to 1 %.
+# Number of curves that are sampled. A quantile of 5 % then has an error of 1 %.
 DRAWS = 500
-# `DRAWS` of the proposals are kept, by their weight.
+# Number of proposed curves of each kind, from which `DRAWS` are sampled by weight.
 PROPOSALS = 4 * DRAWS
 # Share of draws that never reach the loss, above which the answer is "never".
 CERTAIN = 0.95
+# Logarithms of the shape's parameters that are tried as the start of a fit.
 STARTS: dict[Kind, tuple[tuple[float, ...], ...]] = {
     "power": tuple(
         (p, s) for p in (-1.4, -0.7, 0.0, 0.7) for s in (-9.0, -7.0, -5.0, -2.0, 0.0, 2.0)
     ),
     "geometric": tuple((k,) for k in (-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)),
 }
-NORMAL_COST = 0.71  # mean of 2 (sqrt(1 + z^2) - 1) for a standard normal z
-# Standard deviation of the logarithms without information from the data. No proposal is wider.
+# Mean of 2 (sqrt(1 + z^2) - 1) for a standard normal z.
+NORMAL_COST = 0.71
+# Largest standard deviation of the logarithms in a proposal, for data that say nothing about them.
 LOOSE = 3.0
-# Number of means in a tally: more than a fit uses.
+# Number of means at which a tally merges pairs of them. A fit uses fewer.
 MEANS = 2000
 
 
 def curve(kind: Kind, parameters: _Array, x: _Array) -> _Array:
-    """Return losses at (bins,) for parameters (p,), or (draws, bins) for (draws, p)."""
+    """Return losses (bins,) at x for parameters (p,); (draws, bins) for parameters (draws, p)."""
     floor, log_drop, *shape = np.moveaxis(parameters, -1, 0)[..., None]
     return np.asarray(floor + np.exp(log_drop + log_shape(kind, shape, x)))
 
 
 def log_shape(kind: Kind, shape: list[_Array], x: _Array) -> _Array:
-    """Return the logarithm of the fall from 1 at (bins,). Logarithms keep far tails above 0."""
+    """Return the logarithm (bins,) of the shape at x. It keeps far tails from becoming 0."""
     if kind == "power":
         return np.asarray(-np.exp(shape[0]) * np.log1p(x * np.exp(-shape[1])))
     return np.asarray(-np.exp(shape[0]) * x)
 
 
 def jacobian(kind: Kind, parameters: _Array, x: _Array) -> _Array:
-    """Return derivatives (bins, p) of the losses at (bins,) by the parameters."""
+    """Return derivatives (bins, p) of the losses at x by the parameters."""
     _, log_drop, *shape = parameters
     logs = log_shape(kind, shape, x)
     fall = np.exp(log_drop + logs)
@@ -81,7 +84,7 @@ def jacobian(kind: Kind, parameters: _Array, x: _Array) -> _Array:
 
 
 def as_power(kind: Kind, parameters: _Array) -> _Array:
-    """Write a geometric curve as (1 + decay j / p)^-p, whose limit it is for large p."""
+    """Write a geometric curve as a power curve: exp(-y) is the limit of (1 + y / p)^-p."""
     if kind == "power":
         return parameters
     linear, log_decay = parameters[..., :2], parameters[..., 2:]
@@ -90,7 +93,7 @@ def as_power(kind: Kind, parameters: _Array) -> _Array:
 
 
 def remaining(parameters: _Array, target_loss: float) -> _Array:
-    """Return (draws,) distances from the history's end to the target, in its lengths."""
+    """Return (draws,) distances from the history's end to the target, in lengths of the history."""
     floor, log_drop, log_power, log_shift = parameters.T
     with np.errstate(divide="ignore", over="ignore"):
         log_ratio = log_drop - np.log(np.maximum(target_loss - floor, 0.0))  # infinite: never
@@ -100,23 +103,25 @@ def remaining(parameters: _Array, target_loss: float) -> _Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossCurve:
-    """A fitted curve and others that are as probable, of both kinds.
+    """The curve that fits best, and a sample of all probable curves of both kinds.
 
-    All are written as powers, with the parameters (floor, log drop, log power, log shift).
+    All are written as power curves, with the parameters (floor, log drop, log power, log shift).
     """
 
     kind: Kind
     parameters: _Array  # (4,) the best fit
-    draws: _Array  # (draws, 4) samples, given the history
+    # (draws, 4) sampled curves, given the history.
+    draws: _Array
     origin: float  # version of the first update
-    length: float  # updates from the first to the last
+    # Number of updates from the first to the last.
+    length: float
 
     def remaining(self, target_loss: float) -> Estimate:
         """Estimate the updates J(epsilon) from the last one until the loss reaches a target.
 
-        0 if the curve is there already, infinite if (almost) no draw reaches it. Otherwise the
-        floor's uncertainty may include the target. Then the value is the median of the draws that
-        reach it, and the standard deviation is infinite if many do not.
+        The value is 0 if the best curve has reached the target already, and infinite if fewer than
+        5 % of the sampled curves ever do. Otherwise it is the median of those that do. The standard
+        deviation is infinite if 16 % or more never do, because their floor is too high.
         """
         if remaining(self.parameters[None], target_loss)[0] == 0:
             return Estimate(0.0, 0.0, "log")
@@ -138,17 +143,18 @@ def fit_loss_curve(
     rng: np.random.Generator,
     least_loss: float = 0.0,
 ) -> LossCurve:
-    """Fit both kinds of curve to the losses of updates, and keep the one that explains more.
+    """Fit both kinds of curve to the losses of updates, and keep the better one.
 
     A long history is thinned to means over bins that grow with the updates, because a curve changes
-    more slowly the older it is. The uncertainty comes from draws, not from the covariance alone,
-    which misleads if the floor is far off. Misfit of both kinds counts as more noise. A history
-    that does not fall yet gives "never", so call this once it does. A loss that falls in two
-    phases, fast and then slowly, is of neither kind, and may seem to have a floor that it does not
-    have: pass only the updates of the later phase.
+    more slowly the older it is. The uncertainty comes from sampled curves of both kinds, not from
+    the covariance alone, which misleads if the floor is far off. If even the better curve misses
+    the losses by more than their noise, the noise counts as larger. A history that does not fall
+    yet gives "never", so call this once it does. A loss that falls in two phases, fast and then
+    slowly, is of neither kind, and may seem to have a floor that it does not have: pass only the
+    updates of the later phase.
 
     Args:
-        versions: J of each update, increasing; at least `FEWEST`.
+        versions: Version of each update, increasing; at least `FEWEST` of them.
         losses: Mean per sample, before the update (prequential).
         rng: Source of the draws.
         least_loss: Lower bound of losses; 0 for cross-entropy and squared errors.
@@ -165,16 +171,20 @@ def fit_loss_curve(
 
 
 class LossTally:
-    """Losses of all updates, as means over ever more updates each, in bounded memory."""
+    """Losses of all updates, in bounded memory.
+
+    It keeps means over equally many updates, and merges pairs of them when there are `MEANS`.
+    """
 
     def __init__(self) -> None:
-        self._means: list[tuple[float, float]] = []  # updates by then, loss
+        # Mean version and mean loss of the updates of each.
+        self._means: list[tuple[float, float]] = []
         self._each = 1  # updates in a mean
         # Updates of the next mean.
         self._open: list[tuple[float, float]] = []
 
     def add(self, made: float, loss: float) -> None:
-        """Add the next update's loss; `made` includes that update."""
+        """Add the next update's loss; `made` is the number of updates, including it."""
         self._open.append((made, loss))
         if len(self._open) == self._each:
             self._means.append(_mean(self._open))
@@ -192,8 +202,8 @@ class LossTally:
     def version_at(self, loss: float, certainty: float, rng: np.random.Generator) -> float | None:
         """Estimate the version at which the curve reaches a loss.
 
-        None if there are too few updates, if the curve never gets there, or if the standard
-        deviation is more than this share of the version.
+        None if there are too few updates, if the curve never reaches the loss, or if the standard
+        deviation is more than `certainty` times the version.
         """
         if len(self._means) < FEWEST:
             return None
@@ -214,9 +224,11 @@ def _mean(updates: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class _History:
     """Means of losses over bins of updates."""
 
-    x: _Array  # (bins,) position in the history, 0 to 1
+    # (bins,) position in the history, 0 to 1.
+    x: _Array
     losses: _Array  # (bins,)
-    weights: _Array  # (bins,) one over the standard deviation of each mean
+    # (bins,) one over the standard deviation of each mean.
+    weights: _Array
 
     def residuals(self, kind: Kind, parameters: _Array) -> _Array:
         """Return distances of the means from one or many curves, in standard deviations."""
@@ -227,9 +239,14 @@ class _History:
         return jacobian(kind, parameters, self.x) * self.weights[:, None]
 
     def counting(self, fit: _Fit, misfit: float) -> _History:
-        """Return the same history with final weights: smaller for outliers."""
+        """Return the history with weights that are smaller for outliers of a fit.
+
+        Args:
+            fit: The fit.
+            misfit: Result of `_misfit`, by which the noise is larger than assumed.
+        """
         residuals = self.residuals(fit.kind, fit.parameters)
-        # Square root of the part of a square that soft L1 keeps.
+        # Soft L1 gives a square the weight (1 + r^2)^-1/2, so its residual gets the root of that.
         robust = (1 + residuals**2) ** -0.25
         return _History(self.x, self.losses, self.weights * robust / math.sqrt(misfit))
 
@@ -242,9 +259,9 @@ class _Fit:
 
 
 def _noise(losses: _Array) -> float:
-    """Return the standard deviation of a loss about any curve, from neighbours.
+    """Estimate the standard deviation of losses about their curve, from neighbouring losses.
 
-    The median resists a few outliers. The other terms allow a history without noise.
+    The median resists a few outliers. The two small terms keep the result above 0 without noise.
     """
     steps = np.abs(np.diff(losses))
     return float(np.median(steps) / (0.6745 * math.sqrt(2)) + 1e-6 * np.ptp(losses) + 1e-12)
@@ -282,7 +299,7 @@ def _fit(kind: Kind, history: _History, least_loss: float) -> _Fit:
 
 
 def _start(kind: Kind, shape: tuple[float, ...], history: _History, least_loss: float) -> _Array:
-    """Return the best floor and drop for a given shape; both are linear."""
+    """Return the best floor and drop for a given shape; the curve is linear in both."""
     falls = np.exp(log_shape(kind, [np.asarray(s) for s in shape], history.x))
     squares = history.weights**2 / (history.weights**2).sum()
     mean, loss = squares @ falls, squares @ history.losses
@@ -301,9 +318,10 @@ def _cost(residuals: _Array) -> _Array:
 
 
 def _misfit(residuals: _Array, parameters: int) -> float:
-    """Return the square of the ratio of residuals to noise, in all bins or in the later half.
+    """Return how many times larger than pure noise the squared residuals are.
 
-    The later bins are wide, so that neighbours that vary together, as with a drift, show there.
+    The result is the larger of the ratios for all bins and for the later half. Later bins are means
+    of many updates, so a drift, which moves neighbouring losses together, shows there.
     """
     late = residuals[len(residuals) // 2 :]
     share = 1 - parameters / len(residuals)
@@ -322,7 +340,7 @@ def _draws(
     """
     found = [_weighted(fit, history, least_loss, rng) for fit in fits]
     draws, log_weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    # The losses rise, so no falling curve is probable.
+    # No falling curve is probable because the losses rise.
     if not np.isfinite(log_weights).any():
         best = min(fits, key=lambda fit: fit.cost)
         return np.tile(as_power(best.kind, best.parameters), (DRAWS, 1))
@@ -362,7 +380,11 @@ def _weighted(
 def _propose(
     center: _Array, covariance: _Array, limits: _Array, rng: np.random.Generator
 ) -> tuple[_Array, _Array]:
-    """Draw shapes, half each from Student's distribution (4 degrees of freedom) and the limits."""
+    """Draw shapes, each from Student's distribution or uniformly between the limits.
+
+    Both are equally probable; Student's has 4 degrees of freedom. Returns the shapes and the
+    logarithms of their densities, up to a constant.
+    """
     d = len(center)
     root = np.linalg.cholesky(covariance)
     steps = rng.standard_normal((PROPOSALS, d)) * np.sqrt(4 / rng.chisquare(4, (PROPOSALS, 1)))

@@ -1,7 +1,8 @@
 """Uptimes of machines that come and go, each by a two-state chain (section III-B4).
 
-A machine is on for exponential times of mean alpha cycle, and off for such of mean (1 - alpha)
-cycle, independently of the others. A cycle is the mean time from one preemption to the next.
+A machine is on for exponential times with the mean alpha * cycle, and off for exponential times
+with the mean (1 - alpha) * cycle. Machines are independent. A cycle is the mean time from one
+preemption of a machine to its next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 
 def relaxation_s(availability: float, cycle_s: float) -> float:
-    """Return tau of the chain, after which knowledge of the state counts 1/e.
+    """Return tau of the chain, after which the correlation with the earlier state is 1/e.
 
     1 / tau is the sum of both rates, 1 / (alpha cycle) + 1 / ((1 - alpha) cycle), hence tau = alpha
     (1 - alpha) cycle.
@@ -28,7 +29,7 @@ def relaxation_s(availability: float, cycle_s: float) -> float:
 
 
 def distribution_of_running(workers: int, availability: float) -> Array:
-    """Return the stationary distribution of N, binomial B(N_tot, alpha): (N_tot + 1,) from 0."""
+    """Return (N_tot + 1,) stationary probabilities of 0 to N_tot running machines (binomial)."""
     from scipy.special import gammaln, xlog1py, xlogy  # noqa: PLC0415 -- slow to load, seldom asked
 
     running = np.arange(workers + 1)
@@ -40,16 +41,17 @@ def distribution_of_running(workers: int, availability: float) -> Array:
 def variance_of_uptime_s2(t_s: float, availability: float, cycle_s: float) -> float:
     """Return the variance of the time that one machine is on in [0, t], from a stationary start.
 
-    The state's covariance alpha (1 - alpha) exp(-gap / tau), integrated twice: 2 alpha (1 - alpha)
-    tau (t - tau (1 - exp(-t / tau))). For n independent machines, it is n times this. It is 0 if
-    alpha is 0 or 1.
+    It is the covariance of the state at two times, alpha (1 - alpha) exp(-gap / tau), integrated
+    over both: 2 alpha (1 - alpha) tau (t - tau (1 - exp(-t / tau))). For n independent machines, it
+    is n times this. It is 0 if alpha is 0 or 1.
     """
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
     gap = t_s / tau_s
     state_variance = availability * (1 - availability)
-    # The two terms cancel. Their series is right to gap^2 / 12 of itself.
+    # If the gap is small, the two terms of the formula below cancel numerically. The series used
+    # instead has a relative error of about gap^2 / 12.
     if gap < 1e-4:
         return state_variance * t_s**2 * (1 - gap / 3)
     return 2 * state_variance * tau_s * (t_s + tau_s * math.expm1(-gap))

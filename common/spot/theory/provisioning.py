@@ -1,9 +1,9 @@
-"""The number of workers on spot machines, and which: section IV-B, one function per equation.
+"""The number of workers on spot machines, and the choice of these workers: section IV-B.
 
 Assumptions: a spot machine runs for a share alpha of the time and is paid for only then; while it
 is gone, its stream waits (`on_preemption: hold`); arrivals, not gradients, limit the updates
 (Proposition 1). All results are means: a job that ends at its deadline on average misses it about
-half of the time (`common.spot.policies.chance` does better).
+half of the time (`common.spot.policies.chance` plans for a given probability).
 """
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ if TYPE_CHECKING:
 
 
 Binding: TypeAlias = Literal[
-    "deadline",  # one more spot worker would miss it (equation 23)
-    "workers",  # every worker is spot already
+    # One more spot worker would miss the deadline (equation 23).
+    "deadline",
+    # Every worker is on spot already.
+    "workers",
     # One more spot worker extends the runtime by more than it saves (Theorem 5).
     "cost",
-    "price",  # spot costs as much as on-demand, or more
-    "availability",  # spot is never available
-    "stability",  # fewer machines could not keep up with the arrivals (Proposition 1)
-    "capacity",  # a pool has no more machines
-    "infeasible",  # not even on-demand machines alone meet the deadline
+    # Spot costs as much as on-demand, or more.
+    "price",
+    # Spot is never available.
+    "availability",
+    # No number of machines keeps up with the arrivals (Proposition 1).
+    "stability",
+    # A pool has no more machines.
+    "capacity",
+    # Not even on-demand machines alone meet the deadline.
+    "infeasible",
 ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Machines to rent; if infeasible, the closest choice, which is on-demand machines alone."""
+    """Machines to rent, and their expected cost and runtime."""
 
+    # True if these machines are expected to meet the deadline, and the pools have them.
     feasible: bool
     # N_s, over all pools that may be preempted.
     spot: int
@@ -45,7 +53,7 @@ class Plan:
     spot_workers: npt.NDArray[np.int64]
     expected_cost_usd: float
     expected_runtime_s: float
-    # Relative to all workers on demand, which take theta_0.
+    # Expected cost over that of all workers on demand, which take theta_0.
     cost_ratio_to_on_demand: float
     binding: Binding
     reason: str  # a sentence for a person
@@ -55,16 +63,21 @@ class Plan:
 # 1e-13 of their value, and 1e-12 of a deadline is negligible.
 TOLERANCE = 1e-12
 
-Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
+# (N_tot,) indexes of the workers, the first to become spot first.
+Order: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostCurve:
-    """Equations 21 to 23 at every N_s from 0 to N_tot; with equal rates, 15 and 16."""
+    """Costs and runtimes at every N_s from 0 to N_tot: equations 21 to 23.
 
-    costs_usd: npt.NDArray[np.float64]  # (N_tot + 1,); infinite if nothing ever runs
+    With equal rates, they are equations 15 and 16.
+    """
+
+    # (N_tot + 1,) infinite if nothing ever runs.
+    costs_usd: npt.NDArray[np.float64]
     runtimes_s: npt.NDArray[np.float64]  # (N_tot + 1,)
-    # (N_tot + 1,) True if in time, with no more machines than there are.
+    # (N_tot + 1,) True if N_s meets the deadline on average, and the pool has as many machines.
     feasible: npt.NDArray[np.bool_]
     order: Order  # (N_tot,)
 
@@ -72,10 +85,10 @@ class CostCurve:
 def cost_curve(work: Work, market: PaperMarket, order: Order | None = None) -> CostCurve:
     """Evaluate all N_s at once, by prefix sums of the rates.
 
-    For each N_s, the workers with the lowest rates are the best choice: the bill is the same for
-    any workers, and the loss is least. Without an `order`, equal rates are ordered by number. A
-    cost is the product of two means, which is exact if cost per second and runtime vary
-    independently.
+    For each N_s, the workers with the lowest rates are the best choice: the cost per second is the
+    same for any N_s workers, and the loss of these delays the fewest records. Without an `order`,
+    equal rates are ordered by number. A cost is the product of two means, which is exact if cost
+    per second and runtime vary independently.
     """
     alpha, count = market.spot.availability, work.workers
     if order is None:
@@ -96,7 +109,7 @@ def cost_curve(work: Work, market: PaperMarket, order: Order | None = None) -> C
 
 
 def choose(curve: CostCurve, market: PaperMarket) -> tuple[int, Binding]:
-    """Return the cheapest feasible N_s, the lowest of equals, and what limits it."""
+    """Return the cheapest feasible N_s (the lowest, if several cost the same) and its limit."""
     if not curve.feasible[0]:
         return 0, "infeasible"
     if market.spot.availability == 0:
@@ -133,10 +146,13 @@ def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
 def plan(work: Work, market: PaperMarket) -> Plan:
     """Apply Theorem 5: the cheapest N_s of all that meet the deadline on average.
 
-    With equal rates, it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0 or pi_s
-    >= pi_o, none (the paper assumes otherwise; equation 22 would save by letting slow streams stand
-    still, which is no use of spot machines); theta < theta_0, infeasible, with cost and runtime of
-    on-demand machines alone; no updates left, none, at no cost.
+    With equal rates, it is Theorem 4's. The limit cases:
+
+    - alpha = 1: all workers are on spot.
+    - alpha = 0 or pi_s >= pi_o: none are. The paper excludes this case. Equation 22 would save
+      money by letting slow streams stand still, which is no use of spot machines.
+    - theta < theta_0: infeasible, with cost and runtime of on-demand machines alone.
+    - No updates are left: no workers are on spot, and the cost is 0.
     """
     curve = cost_curve(work, market)
     spot, binding = choose(curve, market)
@@ -144,10 +160,12 @@ def plan(work: Work, market: PaperMarket) -> Plan:
 
 
 def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
-    """Return the plan of a given N_s; `binding` is the limit of the cheapest one.
+    """Return the plan of a given N_s.
+
+    If this N_s meets the deadline, `binding` is the limit of the cheapest N_s.
 
     Raises:
-        ParameterError: If there are fewer workers.
+        ParameterError: If N_s is below 0 or above the number of workers.
     """
     curve = cost_curve(work, market)
     if not 0 <= spot <= work.workers:

@@ -1,10 +1,11 @@
 """Speeds of machines of each pool, from updates that several pools have made together.
 
-An update has the mean time of its gradients, and the machine of each. With n_p of them
+An update reports the mean time of its n gradients, and the number n_p that machines of pool p
+computed. With the time g_p of a gradient on pool p,
 
     n gradient_s  =  sum over p of n_p g_p
 
-which is linear in g: least squares over recent updates, with the stated speeds as a few more
+is linear in g. Least squares over recent updates solve it, with the stated speeds as a few more
 gradients. If all updates have the same mix, the stated speeds give the ratios of pools.
 """
 
@@ -18,14 +19,15 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Gradients that the stated speeds count for. Noise moves speeds by a quarter of its size.
+# Number of gradients as which the stated speeds count. Noise of the measured times changes speeds
+# by a quarter of its own size.
 PRIOR_GRADIENTS = 4.0
 # Lower bound of a gradient's time, as a share of the mean.
 LIKELY = 1e-3
 
 
 class SpeedTally:
-    """Speeds of pools, against the first one if it was observed, else against the stated speeds.
+    """Speeds of pools, relative to the first pool, or to the stated speeds if it was not observed.
 
     Args:
         said: (P,) stated speeds.
@@ -43,9 +45,9 @@ class SpeedTally:
         """Add an update.
 
         Args:
-            now_s: Seconds. Earlier times count as the latest one.
+            now_s: Time of the update. If it is before that of an earlier call, it counts as that.
             made: (P,) gradients of each pool.
-            gradient_s: Mean time of all of them.
+            gradient_s: Mean time of all these gradients.
         """
         many = np.array(made, np.float64)
         if not many.any():
@@ -70,7 +72,7 @@ class SpeedTally:
             return self._said.copy()
         weights = self._gradients[seen]
         said = 1 / self._said[seen]
-        # The unit of time that explains most, if the stated ratios of pools were right.
+        # Time of a gradient at speed 1, by least squares, if the stated ratios of pools were right.
         squares = self._squares[np.ix_(seen, seen)]
         unit_s = float(said @ self._products[seen]) / float(said @ squares @ said)
         prior = PRIOR_GRADIENTS * np.minimum(weights / weights.max(), 1.0) + LIKELY

@@ -9,22 +9,22 @@ from collections.abc import Hashable
 from common.spot.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
 from common.spot.theory.tallies import Sums
 
-# Keys of batches. A repetition comes soon after the first, or never.
+# Number of batch keys that are remembered. A batch is repeated soon after the first time, or never.
 REMEMBERED = 1000
 
 
 class StreamTally:
     """The rate of one worker's stream, from its batch indicators alone.
 
-    An indicator has the number of records and the arrival times of the first and the last. All
-    records count, and all time from the first record ever to the last. So there is one record more
-    than gaps between them, and a single batch gives (b - 1) / (last - first).
+    An indicator has the number of records and the arrival times of the first and the last. The rate
+    is the number of all records but the very first, over the time from the first record ever to the
+    last. So a single batch gives (b - 1) / (last - first).
 
-    The time between two batches has to count: if a batch is closed early because nothing arrived,
-    all silence is there. Overlapping batches, as from several partitions, add up: shared time
-    counts once. A late batch is within time that counts already, and only adds its records. A
-    repeated batch adds nothing. So the order is irrelevant. A record's time is its timestamp, so a
-    worker that catches up does not look busy.
+    The time between two batches counts, too: if a batch is closed early because nothing arrived,
+    all silence lies after it. The records of overlapping batches, as from several partitions, add
+    up, and their shared time counts once. A late batch lies within time that counts already, and
+    only adds its records. A repeated batch adds nothing. So the order is irrelevant. A record's
+    time is its timestamp, so a worker that processes a backlog does not raise the rate.
 
     Args:
         since_s: Beginning of the observation.
@@ -37,7 +37,7 @@ class StreamTally:
         self._span: tuple[float, float] | None = None
         # Time since which the worker is gone.
         self._gone_s: float | None = None
-        # Time since which it was there without an indicator.
+        # Beginning of the current silence: the last indicator, or the worker's return.
         self._silent_since_s = since_s
         self._keys = deque[object]()
         self._known = set[object]()
@@ -49,10 +49,10 @@ class StreamTally:
 
         Args:
             key: Identifies the batch: its address.
-            samples: Records in it that were decoded; others are no work.
+            samples: Number of its records that were decoded; others are no work.
             first_s: Arrival of the first. If producers' clocks differ, it may be the larger time.
-            last_s: Arrival of the last. Future times count as now. 0 is unknown: the batch then
-                ends the silence, but is not counted.
+            last_s: Arrival of the last. Future times count as now. 0 if unknown: the batch then
+                ends the silence, but its records are not counted.
             now_s: Time of receipt.
         """
         if key in self._known:
@@ -88,7 +88,7 @@ class StreamTally:
             self._silent_since_s = max(self._silent_since_s, at_s)
 
     def counts(self, now_s: float) -> tuple[float, float]:
-        """Return records and seconds, as they count now, for `pooled_prior`."""
+        """Return the records and seconds after decay, for `pooled_prior`."""
         records, seconds = (max(total, 0.0) for total in self._sums.at(now_s))
         return records, seconds
 
@@ -97,11 +97,11 @@ class StreamTally:
 
         Silence is evidence only if it is longer than an open batch explains: up to `unreported`
         records may have come since the last indicator. If more were expected, `unreported` records
-        and the silence are counted. So a stream that stops fades from the rate.
+        and the silence are counted. So the rate of a stream that stopped falls.
 
         Args:
             now_s: The time.
-            unreported: b - 1, or less if a batch is closed early.
+            unreported: Most records of an open batch: b - 1, or fewer if it is closed early.
             prior: Prior of the rate.
 
         Raises:

@@ -14,9 +14,9 @@ import math
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import Estimate
 
-# Unit: updates. A change of compression shows after a few.
+# Number of updates after which a contribution counts half, as after a change of compression.
 TRANSFER_HALF_LIFE = 100.0
-# Degrees of freedom, as a share of the messages, that count as none.
+# Share of the messages below which degrees of freedom are a rounding error and count as none.
 ROUNDING = 1e-9
 
 
@@ -51,7 +51,7 @@ class Sums:
         self._totals = [t + weight * term for t, term in zip(self._totals, terms, strict=True)]
 
     def at(self, now_s: float) -> list[float]:
-        """Return the sums as they count now. Later contributions count in full."""
+        """Return the sums after decay until `now_s`. Later contributions count in full."""
         fade = 1.0
         if self._decay_per_s:
             fade = math.exp(self._decay_per_s * min(self._as_of_s - now_s, 0.0))
@@ -61,18 +61,19 @@ class Sums:
 class GradientTally:
     """Mean time of one batch's gradient: mu_C, with its uncertainty.
 
-    A message has m batches and one time, their sum. Divided by m, it has weight m and variance
-    sigma_C^2 / m, if the batches are independent. Moments about the first time are as exact as
-    Welford's recurrence, and as sums they allow late contributions.
+    A message has m batches and one time, the sum of theirs. The time of one batch, this sum over m,
+    has the weight m and the variance sigma_C^2 / m if batches are independent. Moments about the
+    first message's time are as exact as Welford's recurrence, and as sums they allow late
+    contributions.
 
     Args:
         half_life_s: Time after which a message counts half; infinite for no decay.
     """
 
     def __init__(self, half_life_s: float = math.inf) -> None:
-        # Messages, batches m, and m d, m d^2 of deviations d.
+        # Sums of 1, m, m d and m d^2 over messages; d is the deviation from `_about_s`.
         self._sums = Sums(4, half_life_s)
-        # Squares of weights, which fade twice as fast.
+        # Sum of m with squared weights, which fade twice as fast.
         self._squares = Sums(1, half_life_s / 2)
         self._about_s: float | None = None
 
@@ -114,9 +115,9 @@ class TransferTally:
         """Add a measurement.
 
         Args:
-            update: Number of updates up to this one, in units of the job's own.
-            moved: Bytes of this one.
-            share: Size of this one, in units of the job's own.
+            update: Progress of the job with this update, in updates of the job's own group size.
+            moved: Bytes that a machine sent and received for this update.
+            share: Group size of this update over the job's own.
         """
         self._means.add(update, moved / share / 1e6)
         self._newest = update

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from common.spot.theory.billing import BY_THE_SECOND, HOUR_S, Billing
 from common.spot.theory.errors import ParameterError, not_negative, positive, share
 
-Rates: TypeAlias = npt.NDArray[np.float64]  # (N_tot,) records per second of each worker's stream
+# (N_tot,) records per second of each worker's stream.
+Rates: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,8 @@ class Work:
     rates_per_s: Rates
     group_size: int  # K
     batch_size: int  # b
-    updates: float  # J(epsilon), the remaining updates
+    # J(epsilon), the remaining updates.
+    updates: float
     deadline_s: float  # theta, the remaining time
     # Sum of lambda_A,n: arrivals of all streams.
     records_per_s: float = field(init=False)
@@ -77,12 +79,13 @@ class Work:
 
 
 def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
-    """Return the time of the records in incomplete batches, when an update has just begun.
+    """Return the time in which as many records arrive as lie in incomplete batches on average.
 
-    Workers have 0 to b - 1 of them, uniformly, once the streams have drifted apart by about half a
-    batch (lambda_A t c_A^2 > (b/2)^2); the one that completed the group has none: (N - 1)(b - 1) /
-    2 records. Add it to a runtime if all workers begin with empty batches. A job under way begins
-    with as many as it ends with, so add nothing.
+    Just after an update began, each worker has 0 to b - 1 such records, uniformly, once the streams
+    have drifted apart by about half a batch (lambda_A t c_A^2 > (b/2)^2). Only the worker whose
+    batch completed the group has none. So there are (N - 1)(b - 1) / 2 records. Add the time to a
+    runtime if all workers begin with empty batches. A job under way begins with as many such
+    records as it ends with, so add nothing.
     """
     streams = int(np.count_nonzero(rates_per_s))
     return (streams - 1) * (batch_size - 1) / 2 / float(rates_per_s.sum())
@@ -102,7 +105,7 @@ class Pool:
     availability: float = 1.0
     # Mean time from one preemption of a machine to its next.
     cycle_s: float = 1000.0
-    # Speed of gradients against the first pool.
+    # Speed of computing gradients, relative to the first pool.
     speed: float = 1.0
     # Number of machines at a time; None if unlimited.
     capacity: int | None = None
@@ -115,7 +118,7 @@ class Pool:
 
     @classmethod
     def of(cls, said: Iterable[tuple[str, object]], **others: object) -> Pool:
-        """Make a pool from its fields in a user's file, and from others."""
+        """Make a pool from those of a user's fields that a pool has, and from `others`."""
         given = {field: value for field, value in said if field in cls.__dataclass_fields__}
         return cls(**cast("dict[str, Any]", given | others))
 
@@ -144,8 +147,8 @@ class Pool:
     def wanted_usd_per_s(self) -> float:
         """Mean cost of a second with a wanted machine, available or not.
 
-        Interruptions after exponential times of mean alpha cycle make some time free, but no
-        traffic.
+        Machines are interrupted after exponential times with the mean alpha * cycle, which makes
+        some of their time free, but none of their traffic.
         """
         if self.availability == 1:
             return self.usd_per_s + self.transfer_usd_per_s

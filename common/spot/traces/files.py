@@ -12,9 +12,9 @@
 | JSON, `metadata.gap_seconds` and lists            | `data` (availability) or `prices`          |
 
 All of them may be compressed (.gz, .xz). If rows are at equal distances, a missing row is an error,
-and the last value holds for one distance more. Otherwise the last row only ends the trace (for
-price records, the last of all series). A series that is shorter than its table ends with its last
-value.
+and the last value holds for one distance more. Otherwise the last row only ends the trace; for
+price records, the last row of the file ends all series. A series that is shorter than its table
+ends with its last value.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Row:
 
 
 _contents: ContextVar[dict[Path, dict[str, object] | list[_Row]] | None]
-# Contents of files during `read_once`.
+# Contents of the files that were read within `read_once`; None outside of it.
 _contents = ContextVar("contents", default=None)
 
 
@@ -84,7 +84,7 @@ def starts_of(
 
     Args:
         spec: Its `start_s` is on the clock of the file; None for a uniform draw.
-        trace: Result of `traced` for it.
+        trace: Result of `traced` for `spec`.
         shape: Shape of the result.
         rng: Source of the draws.
         common_s: (R,) starts, on the clock of the files, for all recordings of a run without a
@@ -165,7 +165,7 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
 
     Args:
         path: The file.
-        series: For price records, column -> value, until one series is left.
+        series: For price records, values of the columns that select one series.
         column: For tables and JSON, the column or list, if there are several.
 
     Raises:
@@ -190,7 +190,7 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
     if first[0] in _UNIT_S:
         _no_series(series, source)
         return _table(first, rows[1:], column, source)
-    # Reject files that are no traces first.
+    # Check first that the file is a trace at all.
     found = _without_header(rows, source)
     _no_series(series, source)
     _no_column(column, source)
@@ -309,7 +309,7 @@ def _parsed(rows: Iterable[_Row], parse: Callable[[list[str]], float], source: s
 
 def _clock_s(moment: str) -> float:
     when = datetime.fromisoformat(moment)
-    # The epoch is irrelevant, as long as this machine's time zone plays no part.
+    # Only differences matter. A time without a zone counts as UTC, not as this machine's time.
     return when.replace(tzinfo=when.tzinfo or UTC).timestamp()
 
 

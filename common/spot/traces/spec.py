@@ -25,10 +25,10 @@ class WrittenPart(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read it from a YAML or JSON file.
+        """Read this part from a YAML or JSON file.
 
         Raises:
-            UserError: If the file is missing or invalid, by the field.
+            UserError: If the file is missing or invalid; the message names the field.
         """
         text = read_text(path)
         try:

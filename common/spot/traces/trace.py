@@ -73,7 +73,7 @@ class Trace:
             raise UserError(f"{self.source}: row {row} ({self.times_s[index]:g} s) {problem}")
 
     def value_at(self, times_s: Floats | float) -> Floats:
-        """Return the value at each time, at least 0. The trace starts again after its end."""
+        """Return the value at each time. The trace starts again after its end."""
         within = np.mod(times_s, self.end_s)
         return self.values[self.times_s.searchsorted(within, side="right") - 1]
 
@@ -87,10 +87,10 @@ class Trace:
         return float(self.values @ self.durations_s) / self.end_s
 
     def share(self, holds: Bools) -> float:
-        """Return the share of the time that some points take.
+        """Return the share of the time for which some of the values are in force.
 
         Args:
-            holds: (T,) the points, for example `trace.values <= bid`.
+            holds: (T,) True for these values, for example `trace.values <= bid`.
         """
         return float(self.durations_s[holds].sum()) / self.end_s
 
@@ -110,19 +110,19 @@ def trace_from_rows(
     gap_s: float | None = None,
     end_s: float | None = None,
 ) -> Trace:
-    """Make a trace of rows in their order. Of rows with the same time, the last counts.
+    """Make a trace of rows in their order. Of consecutive rows with one time, the last is kept.
 
     Args:
         times_s: Times of the rows, from any origin.
         values: Values of the rows.
-        rows: Their numbers in the source, for messages.
+        rows: Numbers of the rows in the source, for messages.
         source: The file's name.
         gap_s: Distance of the rows, if the source says that they are sampled.
         end_s: Optional. End of the last value, on the clock of `times_s`. If unset, it is one
             distance after the last row if rows are sampled, else the last row.
 
     Raises:
-        UserError: If they make no trace.
+        UserError: If the rows make no valid trace.
     """
     times = np.array(times_s, np.float64)
     if len(times) and not np.isfinite(times).all():
@@ -156,8 +156,8 @@ def usual_gap_s(times_s: Sequence[float]) -> float | None:
 class TraceCursor:
     """Many readers of one trace, each from its own start.
 
-    Only readers whose value ends are updated. A thousand runs of 64 workers are
-    64,000 readers, and a search for each of them at each step would cost more than the simulation.
+    Only readers whose value ends are updated. A thousand runs of 64 workers are 64,000 readers, and
+    a search for each of them at each step would cost more than the simulation.
     """
 
     def __init__(self, trace: Trace, starts_s: Floats) -> None:
@@ -179,7 +179,7 @@ class TraceCursor:
         self._shape = starts_s.shape
         self._starts = np.array(starts_s, np.float64).ravel()
         self._current = np.empty_like(self._starts)
-        # Time on the readers' clock.
+        # Time at which each reader's value ends, on the readers' clock.
         self._until = np.full_like(self._starts, -math.inf)
         self._now_s = -math.inf
 
