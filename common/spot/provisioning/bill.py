@@ -23,7 +23,7 @@ class PriceCurve:
     def __init__(self) -> None:
         self._times_s: list[float] = []
         self._usd_per_hour: list[float] = []
-        # Cost of a machine from the first time until each.
+        # Cost of a machine from the first of `_times_s` until each of them.
         self._usd: list[float] = []
 
     @property
@@ -91,7 +91,7 @@ class Bill:
         self._running: dict[int, tuple[Offer, float]] = {}
         self._gone: list[_Gone] = []
         self._gone_usd = 0.0
-        # Prices from this time on do not change that sum.
+        # Time after which a new price does not change `_gone_usd`.
         self._settled_s = float("-inf")
 
     def price(self, offer: Offer, at_s: float, usd_per_hour: float) -> None:
@@ -135,7 +135,7 @@ class Bill:
         return total
 
     def usd_per_hour(self, offer: Offer, now_s: float) -> float:
-        """Return a machine's price now: its own offer's, else the nearest known one."""
+        """Return a machine's price now: that of its offer, of its type, or of its pool."""
         return self._curve(offer).usd_per_hour(now_s)
 
     def _gone_cost_usd(self, gone: _Gone) -> float:
