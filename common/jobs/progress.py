@@ -231,7 +231,8 @@ class Updates:
     version        41  42  43  44          a Lead takes back what is above 42
     kept           [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
 
-    Versions have no gaps, so a version is an index. Sums cover all updates ever fed.
+    Versions have no gaps, so a version is an index. Sums also cover effective updates that are no
+    longer kept.
 
     Attributes:
         version: The last version that was made.
@@ -490,7 +491,7 @@ class Claims:
         return {} if self._ledger is None else self._ledger.claimed
 
     def lost(self, given_up: Iterable[Batch]) -> int:
-        """Return the number of records that Kafka lost after training, as the audit counts them.
+        """Return the number of records that Kafka lost after training, as `doll audit` counts them.
 
         A waiting batch whose records are lost is counted, too, until the leader quarantines it as
         expired, which it does at once.

@@ -98,7 +98,8 @@ class Bill:
         """Set the price of an offer from a time on."""
         begins_s = self._curves[offer].begins_s if offer in self._curves else float("inf")
         late = at_s <= max(self._settled_s, begins_s)
-        # Earlier payments stay the same, unless this becomes the first price.
+        # Only machines that may be charged after `at_s` change their cost, unless this becomes the
+        # first price.
         since_s = at_s - self._longest_s if at_s > begins_s else float("-inf")
         changed = self._gone[bisect_left(self._gone, (since_s,)) :] if late else []
         before_usd = sum(map(self._gone_cost_usd, changed))
@@ -106,7 +107,7 @@ class Bill:
         self._gone_usd += sum(map(self._gone_cost_usd, changed)) - before_usd
 
     def started(self, launch: int, offer: Offer, at_s: float) -> None:
-        """Record that a machine runs and is charged since then."""
+        """Record that a machine has run, and has been charged, since a time."""
         self._running[launch] = (offer, at_s)
 
     def ended(self, launch: int, at_s: float, cause: EndedBecause) -> None:

@@ -382,7 +382,7 @@ class Estimator:
     def _on_instance(
         self, record: Started | SlotAssigned | Left | Ended, instance: Instance
     ) -> None:
-        """Update the serving machines: silence of a stream without a reader means nothing."""
+        """Update the serving machines. The silence of a stream without a reader is not counted."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
         left_before = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or left_before:
@@ -470,7 +470,8 @@ class Estimator:
         last_s = max(self._last_batch_s.values())
         value, variance = unseen * prior.records / prior.seconds, 0.0
         for place, tally in self._by_place.items():
-            # Silence of one partition means that it has no reader, until it should have one.
+            # For `ORPHANED_S`, the silence of a single partition means that it has no reader, not
+            # that it has no records.
             silent_s = max(now_s - last_s, now_s - self._last_batch_s[place] - ORPHANED_S)
             as_of_s = min(self._last_batch_s[place] + max(silent_s, 0.0), now_s)
             estimate = tally.rate(as_of_s, self.settings.batch_size - 1, prior)

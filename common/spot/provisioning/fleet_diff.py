@@ -146,8 +146,9 @@ def worker_name(
 ) -> str:
     """Return the name of the worker on a machine.
 
-    Under `hold`, a slot's workers are one static member of the consumer group in turn. Under
-    `reassign`, and without a slot, each has its own name.
+    Under `hold`, the workers of a slot have the same name one after the other, because they are the
+    same static member of the consumer group. Under `reassign`, and without a slot, each worker has
+    its own name.
     """
     if slot is None:
         return f"{job}-m{launch}"

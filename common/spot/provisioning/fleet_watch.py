@@ -182,9 +182,9 @@ class FleetWatch:
         )
 
     def releases(self, instances: Iterable[Instance], now_s: float) -> tuple[str, ...]:
-        """Return the ids of those of these machines and of strangers that are to be released now.
+        """Return the ids of machines to release now: running ones of `instances`, and strangers.
 
-        An order without a machine is released once it has one.
+        An order that has no machine yet is handled once it has one.
         """
         ids = [machine.machine for machine in instances if machine.running]
         due = [

@@ -365,7 +365,7 @@ def _transfer_usd_per_s(decision: Decision) -> float:
 
 
 def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
-    """Make the policy; without a spot pool in the market, the one that needs none."""
+    """Make the policy. If the market has no spot pool, `pools` replaces all but `on-demand`."""
     name = settings.policy
     if len(settings.pools) == 1 and name != "on-demand":
         name = "pools"
