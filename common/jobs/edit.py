@@ -34,7 +34,7 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     """Return the specification with these values changed.
 
     A learning rate belongs to its K. If K changes without a new learning rate, the rate is scaled
-    with K, unless the optimizer or the job's `reduction` makes that wrong.
+    with K, unless the job's optimizer or `reduction` forbids that: see `JobSpec.rate_by_group`.
 
     Raises:
         UserError: If a field cannot be changed, or not to this value. The message names the field.

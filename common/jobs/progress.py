@@ -1357,10 +1357,10 @@ class JobProgress:
         return last_s is None or now - last_s >= QUIET_S
 
     def _quarantined_share(self) -> tuple[int, int]:
-        """Return two numbers of samples: recently quarantined ones, and those among which they are.
+        """Return the number of recently quarantined samples, and of recently settled ones.
 
-        The second number includes trained samples and is at most `RECENT_RECORDS`. Without
-        quarantined samples, both are 0.
+        Settled samples are trained or quarantined; at most `RECENT_RECORDS` of them are counted.
+        Without quarantined samples, both numbers are 0.
         """
         trained = self.updates.samples
         quarantined = 0
