@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # An operator may also do everything that a viewer may.
 Role: TypeAlias = Literal["viewer", "operator"]
 
-# People, and scanners for leaked secrets, recognize a key by it.
+# People, and scanners for leaked secrets, recognize a key by this prefix.
 _PREFIX = "doll_"
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
@@ -63,8 +63,8 @@ class KeyStore(CompactedTable[KeyRecord]):
     """The keys topic as a table by name, with methods to create and revoke keys."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
-        # Closed: if a newer program wrote a record that this one cannot read, the record that it
-        # replaced must not admit anybody.
+        # `closed` is True: if this program cannot read a newer program's record, the record that
+        # was replaced must not admit anybody.
         super().__init__(log, topics.KEYS, decode_key, "key", closed=True, clock=clock)
 
     def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:

@@ -77,7 +77,7 @@ def share_base(
         write: True to store the model's own base if the job has none.
 
     Raises:
-        OtherModelError: If the job has another base; names the first difference.
+        OtherModelError: If the job has another base. The message names the first difference.
         UnavailableError: If object storage is unavailable.
     """
     own = model.base.digest

@@ -120,8 +120,8 @@ def check_submission(
     Args:
         spec: The job.
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
-        coordinator_memory_mib: Memory for sums of rounds in flight, and for what workers know with
-            compression (DOLL_COORDINATOR_MEMORY_MIB).
+        coordinator_memory_mib: Memory for sums of rounds in flight and, with compression, for the
+            tracked weights of workers (DOLL_COORDINATOR_MEMORY_MIB).
         build: Builds a custom task.
 
     Returns:
@@ -148,7 +148,8 @@ def check_submission(
             ("task",),
             f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}; make it smaller",
         )
-    # Besides the model itself: a sum for each round that may be in flight, a spare, and the view.
+    # The model itself, a sum for each round that may be in flight, a spare sum and, with
+    # compression, the tracked weights of workers.
     views, rounds = int(spec.compression is not None), spec.most_rounds
     needed_mb = (rounds + 2 + views) * size_mb
     if (rounds > 1 or views) and needed_mb > coordinator_memory_mib:

@@ -33,8 +33,8 @@ CHANGEABLE = (*_PATHS, *BLOCKS)
 def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     """Return the specification with these values changed.
 
-    A learning rate belongs to its K. If K changes alone, and a step is by the mean of a group, the
-    rate is scaled with K.
+    A learning rate belongs to its K. If K changes without a new learning rate, the rate is scaled
+    with K, unless the job's optimizer or `reduction` forbids that: see `JobSpec.rate_by_group`.
 
     Raises:
         UserError: If a field cannot be changed, or not to this value. The message names the field.

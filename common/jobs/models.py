@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # A version's number, or one of these words.
 VersionSelector: TypeAlias = int | Literal["newest", "best"]
-# Reports to a person what was left out.
+# Called with a sentence, for a person, about something that was left out.
 ReportSkipped: TypeAlias = "Callable[[str], object]"
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 
@@ -70,7 +70,7 @@ def parse_version(text: str) -> VersionSelector:
 def find_model(
     job: str, selector: VersionSelector, outside: Outside, log: Log, report_skipped: ReportSkipped
 ) -> FoundModel:
-    """Find the selected model among those that count by the audit; needs no torch.
+    """Find the selected model among kept ones whose update is still effective; needs no torch.
 
     Args:
         job: Id of the job. The caller checks that the job exists.
@@ -133,7 +133,7 @@ def find_kept(
 def all_kept(
     job: str, outside: Outside, log: Log, report_skipped: ReportSkipped
 ) -> list[KeptModel]:
-    """Return all kept models that count by the audit, newest first, without reading weights.
+    """Return kept models whose update is still effective, newest first, without their weights.
 
     Raises:
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
@@ -169,7 +169,8 @@ def _looking(
     else:
         report_skipped("checkpoints are skipped: DOLL_BLOBS names no object storage")
     try:
-        # Read after what is kept: a snapshot is published only after its updates.
+        # Updates are read after the kept models, because a snapshot is published only after its
+        # updates.
         yield kept, read_decoded(log, topics.updates_topic(job), decode_audit)
     except NotFoundError as error:
         if away:
@@ -187,9 +188,10 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
 
 
 def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
-    """Return every readable hot snapshot; a leader's own one if no other has the weights.
+    """Return every readable hot snapshot; unreadable ones are reported.
 
-    Unreadable ones are reported.
+    A group leader's own snapshot has no weights, so it is replaced by the newest one with weights,
+    if there is one.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -246,9 +248,10 @@ def pick(
     selector: VersionSelector,
     report_skipped: ReportSkipped,
 ) -> tuple[FoundSnapshot, bytes]:
-    """Return the selected snapshot, of those that count by the audit, and its trainer's part.
+    """Return the selected snapshot among those whose update is still effective.
 
-    A snapshot with unreadable weights is reported and skipped, as a coordinator would do.
+    The second result is the trainer's part of the snapshot. A snapshot with unreadable weights is
+    reported and skipped, as a coordinator would do.
 
     Raises:
         NotFoundError: If there is none. The message lists the versions that exist.

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec
     from common.jobs.spec import JobSpec
 
-# Largest s at which staleness was observed to cost few records, at most learning rates.
+# Largest staleness s that needed few more records for the same loss in measurements, at the
+# majority of learning rates.
 FRESH = 2
 
 
@@ -33,7 +34,7 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
 
 
 def window_note(spec: JobSpec, workers: int | None) -> str:
-    """Return why rounds wait for each other in vain; empty if they do not.
+    """Return a warning if too few batches may wait for stale updates to overlap; else "".
 
     Updates whose gradients may be s versions old need s + 2 groups of K batches: s + 1 groups in
     flight, and one that fills up.

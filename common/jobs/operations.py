@@ -215,7 +215,7 @@ class JobOperations(JobStore):
         self._write(job, deleted)
 
     def free(self, job: str) -> None:
-        """Free a name; if it has a stopped job, delete that.
+        """Free a name. If it has a stopped job, delete the job.
 
         Raises:
             ConflictError: If the job is not stopped.
@@ -345,13 +345,15 @@ def _stopped(record: JobRecord) -> JobRecord:
 
 
 def _own_topics(job: str) -> list[NewTopic]:
-    """Return the topics that hold the truth about a job."""
+    """Return the control and the updates topic of a job, from which its state follows."""
     names = (topics.control_topic(job), topics.updates_topic(job))
     return [NewTopic(name, kept_forever=True) for name in names]
 
 
 def first_positions(spec: JobSpec, log: Log) -> LogPositions:
-    """Return the first position of each partition of a job, by its `start_at`, and its topic's id.
+    """Return the position from which a job reads each partition, according to its `start_at`.
+
+    Each position has its topic's id.
 
     Raises:
         UnavailableError: If Kafka is unavailable.

@@ -114,7 +114,12 @@ class State(NamedTuple):
 
 
 def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> str:
-    """Return a sentence about a server that some processes cannot use; "" is this process."""
+    """Return a sentence about a server that some processes cannot use.
+
+    Args:
+        server: Key of `_SERVERS`.
+        met: These processes by name, "" for this one, each with its notice.
+    """
     names = [process for process, _ in met]
     who = "" if "" in names else f" to {', '.join(names)}"
     name = _SERVERS.get(server, server)
@@ -167,15 +172,15 @@ class JobObservation(NamedTuple):
     outages: Mapping[str, OutageNotice] = {}
     # High watermarks of the streams' partitions.
     ends: Mapping[Partition, int] | None = None
-    # Last stable offsets of the same partitions. One that is missing is the high watermark.
+    # Last stable offsets of the same partitions. If one is missing, it is the high watermark.
     stable: Mapping[Partition, int] = {}
     # First available offsets of the same partitions.
     starts: Mapping[Partition, int] | None = None
-    # Key of `MISSING_SCHEMA` by worker.
+    # Workers that wait for a schema, each with its status, a key of `MISSING_SCHEMA`.
     waiting: Mapping[str, str] = {}
     # Workers that have fewer records than `min_batch`.
     too_few: tuple[str, ...] = ()
-    # Why a process cannot do its part of the job, by its name.
+    # Reasons why processes cannot do their part of the job, by name of the process.
     unable: Mapping[str, str] = {}
 
 
@@ -205,14 +210,14 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True):
     # See `UpdateApplied`.
     measured: dict[str, int]
     mode: SynchronisationMode
-    # Number of updates between the oldest of its gradients and itself.
+    # Number of updates between the weights of its oldest gradient and itself.
     stale: int
     # Progress up to this update, in updates of the job's own K.
     progress: float
     # Sums over this update and all before it.
     all_samples: int
     all_batches: int
-    # Offsets in the spans of all these batches, by stream.
+    # Number of offsets in the spans of all these batches, by stream.
     all_offsets: tuple[int, ...]
 
 
@@ -226,7 +231,8 @@ class Updates:
     version        41  42  43  44          a Lead takes back what is above 42
     kept           [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
 
-    Versions have no gaps, so a version is an index. Sums cover all updates ever fed.
+    Versions have no gaps, so a version is an index. Sums also cover effective updates that are no
+    longer kept.
 
     Attributes:
         version: The last version that was made.
@@ -281,7 +287,7 @@ class Updates:
         """Add the next version.
 
         Args:
-            update: An update that counts.
+            update: An effective update.
             at_s: Time at which it was written, in seconds since 1970; None if not known.
         """
         before = self.newest
@@ -302,7 +308,11 @@ class Updates:
         self._curve.add(packed)
 
     def take_back(self, version: int) -> bool:
-        """Drop all updates above a version; return False if sums are now of an older version."""
+        """Drop all updates above a version.
+
+        Returns:
+            False if the update of this version is no longer kept, so that sums end before it.
+        """
         while self.switches and self.switches[-1].version > version:
             self.switches.pop()
         for _ in range(min(self.version - version, len(self._kept))):
@@ -394,8 +404,8 @@ class RecentSkips:
     """Number of the last records that did not decode, and why.
 
     Args:
-        records: Number of records to look back at. One batch more is kept, if these records are in
-            more than one batch.
+        records: Number of records to look back at. Only whole batches are kept: the newest ones
+            that together have at least this many records.
     """
 
     def __init__(self, records: int) -> None:
@@ -449,24 +459,25 @@ class Claims:
         whole: bool,
     ) -> None:
         self._ledger = Ledger.of(genesis(first, known)) if whole else None
-        # Accepted batches that need an update.
+        # Number of accepted batches that need an update.
         self.batches = 0
-        # Offsets in the spans of these batches, by stream.
+        # Number of offsets in the spans of these batches, by stream.
         self.offsets = Counter[str]()
-        # Records of accepted batches that did not decode, by stream.
+        # Number of records of accepted batches that did not decode, by stream.
         self.skipped = Counter[str]()
-        # Records that were deleted before any worker read them.
+        # Number of records that were deleted before any worker read them.
         self.expired = 0
-        # Offsets of batches that the log had when they were claimed, and no longer has.
+        # Number of offsets that the log had when they were claimed for batches, and then lost.
         self._lost = 0
         # First claimed offset of each partition, in the topic that exists now.
         self._begun = dict(first)
-        # Spans in the log that were claimed without a batch.
+        # Spans that were claimed without a batch, as far as the log still has them.
         self._unread = dict[Partition, list[Span]]()
         self.recent = RecentSkips(RECENT_RECORDS)
-        # The same for each stream.
+        # Recent skips of each stream.
         self.recent_of = dict[str, RecentSkips]()
-        # Batches of updates. A batch of an update that was taken back comes again.
+        # Offsets of batches in the last updates. After a rollback, a batch comes again in another
+        # update.
         self._used = dict[int, None]()
 
     @property
@@ -480,10 +491,10 @@ class Claims:
         return {} if self._ledger is None else self._ledger.claimed
 
     def lost(self, given_up: Iterable[Batch]) -> int:
-        """Return the number of records that Kafka lost after training, as the audit counts them.
+        """Return the number of records that Kafka lost after training, as `doll audit` counts them.
 
-        A waiting batch is counted, too, until the leader quarantines it as expired, which happens
-        at once.
+        A waiting batch whose records are lost is counted, too, until the leader quarantines it as
+        expired, which it does at once.
 
         Args:
             given_up: Quarantined batches, which were not trained.
@@ -529,7 +540,7 @@ class Claims:
         while len(self._used) > RECENT_RECORDS:
             del self._used[next(iter(self._used))]
         if any(seen):
-            # The update was taken back, and made again from the same records.
+            # After a rollback, this update was made again from the same records.
             return
         # An update does not have the reasons.
         skipped = {stream: Counter({"": count}) for stream, count in update.skipped.items()}
@@ -537,7 +548,7 @@ class Claims:
         self._take(update.samples, skipped, _lengths(spans))
 
     def _open(self, ledger: Ledger, offset: int, opened: Opened) -> None:
-        """Count what a partition's log no longer has, of what was known of it."""
+        """Count the claimed offsets that a partition's new log no longer has."""
         place, start = opened.partition, opened.start
         known = ledger.known.get(place, LogPosition(ledger.claimed.get(place, start)))
         if not ledger.decide(offset, opened).accepted:
@@ -641,7 +652,7 @@ class Ends:
         # Starts in the last answer. They never decrease.
         self.starts: Positions = {}
         self._at_s = 0.0
-        # Times, each with the sum of ends by stream.
+        # Recent polls: the time, and for each stream the sum of its partitions' ends.
         self._grown = deque[tuple[float, tuple[int, ...]]]()
 
     def look(
@@ -650,7 +661,13 @@ class Ends:
         ends: Mapping[Partition, int] | None,
         starts: Mapping[Partition, int] | None = None,
     ) -> None:
-        """Add the result of a poll, and new partitions; None if Kafka did not answer."""
+        """Add the result of a poll, in which new partitions may appear.
+
+        Args:
+            now: Seconds since 1970.
+            ends: High watermarks; None if Kafka did not answer.
+            starts: First available offsets; None if they were not polled.
+        """
         if starts is not None:
             self.starts = dict(starts)
         if ends is not None:
@@ -717,7 +734,7 @@ class HeldBack(NamedTuple):
     stable: int
     # Number of offsets from there to the high watermark.
     offsets: int
-    # Time at which the last stable offset was first seen there.
+    # Time of the first poll that found the last stable offset at this value.
     since_s: float
 
 
@@ -759,7 +776,7 @@ def _spread(count: int, room: Sequence[int]) -> list[int]:
 # --- evaluations ----------------------------------------------------------------------------------
 
 KEPT_TESTS = POINTS
-# Per stream.
+# Number of evaluations on new records that are kept for each stream.
 KEPT_PREDICTIONS = 400
 KEPT_DRIFTS = 200
 
@@ -796,7 +813,7 @@ class Evaluations:
                 series.add(record)
 
     def take_back(self, version: int) -> None:
-        """Drop all evaluations of versions above one."""
+        """Drop all evaluations of later versions."""
         for series in (self._tests, *self._predictions.values()):
             series.take_back(lambda record: record.model.version <= version)
         while self.drifts and self.drifts[-1].model.version > version:
@@ -937,17 +954,18 @@ class JobProgress:
         self._history = PartialHistory(updates_start)
         self.claims = Claims(record.first, record.known, whole=self.whole)
         self.recent = RecentRates()
-        # Newest update that counted when it came.
+        # Newest update that counted when it was fed. After a rollback, it may be void.
         self._newest: UpdateApplied | None = None
         self._ends = Ends(record.spec.streams, record.first)
         self._held_back: Mapping[Partition, HeldBack] = {}
         self._quarantined = 0
-        # Records of batches that expired before their gradient was computed.
+        # Number of records in batches that expired before their gradient was computed.
         self._expired = 0
-        # Offsets of quarantined batches, by stream.
+        # Number of offsets in quarantined batches, by stream.
         self._dead = Counter[str]()
-        # Samples trained before a quarantine, and its record, by the batch's offset in the control
-        # topic. Each batch has at least one sample.
+        # Last `RECENT_RECORDS` quarantines by the batch's offset in the control topic, each with
+        # the number of samples trained before it. They have at least `RECENT_RECORDS` samples,
+        # because each batch has at least one.
         self._quarantines = dict[int, tuple[int, Quarantined]]()
 
     @property
@@ -1233,7 +1251,7 @@ class JobProgress:
         )
 
     def _copying(self) -> str:
-        """Return the workers that updates wait for, and the maximum waiting time."""
+        """Return a text about updates that wait while workers copy the weights; empty for none."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         return "; ".join(
             f"updates wait up to {most_s:g} s for {worker}, which copies the weights"
@@ -1242,7 +1260,11 @@ class JobProgress:
         )
 
     def _handing_over(self, now: float) -> State | None:
-        """Return a state if a hand-over of the weights waits until the newest version is stored."""
+        """Return a state if a changed `aggregation` holds up training.
+
+        Training then waits until the newest version is stored, so that its weights can be handed
+        over.
+        """
         holds = self._history.known_slices
         if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
             return None
@@ -1260,7 +1282,8 @@ class JobProgress:
 
     def _degraded(self) -> State | None:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
-        # Workers report more exactly why they cannot get schemas.
+        # The schema registry is left out here: `_awaited_schemas` says more exactly why workers
+        # wait for schemas.
         away = self._outage_sentences(*_NEEDED, "schema_registry")
         schemas = self._awaited_schemas()
         problems = (self._left_out_sentences(), self._copying(), *unable, *away, *schemas)
@@ -1334,7 +1357,11 @@ class JobProgress:
         return last_s is None or now - last_s >= QUIET_S
 
     def _quarantined_share(self) -> tuple[int, int]:
-        """Return the samples quarantined of the last `RECENT_RECORDS`, and of how many."""
+        """Return the number of recently quarantined samples, and of recently settled ones.
+
+        Settled samples are trained or quarantined; at most `RECENT_RECORDS` of them are counted.
+        Without quarantined samples, both numbers are 0.
+        """
         trained = self.updates.samples
         quarantined = 0
         for before, record in reversed(self._quarantines.values()):

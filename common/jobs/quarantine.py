@@ -1,7 +1,8 @@
 """Quarantine of a job for operators: its batches, and requests to requeue them.
 
-Each decision of an operator is one record per batch in the job's updates topic. If it counts is
-only known when it is read back: of a requeue and a replay of the same batch, the first counts.
+Each decision of an operator is one record per batch in the job's updates topic. Of a requeue and a
+replay of the same batch, only the first in the topic counts. So a process that writes such a record
+reads it back to learn if it counts.
 """
 
 from __future__ import annotations

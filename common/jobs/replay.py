@@ -4,9 +4,9 @@ New records, and notes about them in the dead-letter topics, are one transaction
 process that is killed leaves both or neither, and the next one continues with records that have no
 note. A record is identified by topic id, partition, offset and the topic that it is written to, so
 a record that two jobs could not use is written once. All replays use the same transactional id, so
-that no two can run at the same time. A batch's quarantine is made final before its replay: of a
-requeue and a replay one counts. If a replay is interrupted between the two, the batch has a
-`Replayed` without a note, and is found by that.
+that no two can run at the same time. Before a batch's records are written, a `Replayed` record
+makes its quarantine final, so that nobody can requeue the batch as well. If a replay is interrupted
+between the two, the batch has a `Replayed` record but no note, and `unfinished` returns it.
 
 A header of a new record has the address of the original. A record that fails again is not written
 again unless the operator requests it, so that bad records do not circulate forever.
@@ -55,9 +55,9 @@ class ReplayedDeadLetters(NamedTuple):
     """Outcome of a replay of dead letters about records."""
 
     written: int
-    # Records skipped because they had been replayed before and failed again.
+    # Number of records skipped because they had been replayed before and failed again.
     again: int
-    # Records skipped because neither the record nor its complete value exists any more.
+    # Number of records skipped because neither the record nor its complete value exists any more.
     cut: int
 
 
@@ -95,7 +95,13 @@ class _DeadLetters:
     def missing(
         self, job: str, batch: Batch, to: str | None
     ) -> Iterator[tuple[TopicIdPartition, int]]:
-        """Yield the records of a batch that were not written to topic `to`; None: to any topic."""
+        """Yield the records of a batch that were not written again.
+
+        Args:
+            job: Id of the job.
+            batch: The batch.
+            to: Topic to which they were to be written; empty for their own stream, None for any.
+        """
         for span in batch.address:
             place, at = self.dead_letter(job, batch, span)
             covers = self.of(span.topic).notes.covers
@@ -272,7 +278,7 @@ def _new(place: Partition, record: LogRecord, to: str) -> NewRecord:
 class _Reader:
     """Reads single records of a partition by ascending offsets.
 
-    A topic that was created again holds none of them.
+    If the topic was created again, it has none of these records.
     """
 
     def __init__(self, log: Log, place: TopicIdPartition) -> None:

@@ -71,8 +71,9 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     spec: JobSpec
     wanted: Wanted
-    # Where the job begins, and what was known of the logs below. Resolved once, before the job has
-    # a leader. Keyed by stream; a list's index is the number of the partition.
+    # First position of each partition, with the topic's id and leader epoch if they were known.
+    # Resolved once, before the job has a leader. Keyed by stream; a list's index is the number of
+    # the partition.
     positions: dict[str, NonEmpty[list[LogPosition]]] = msgspec.field(name="first")
     # Reason for the wanted state.
     reason: str = ""
@@ -107,7 +108,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def known(self) -> LogPositions:
-        """First position of every partition, and what was known of its log below."""
+        """First position of every partition, as in `positions`."""
         return {
             Partition(stream, index): position
             for stream, positions in self.positions.items()
@@ -162,7 +163,8 @@ class JobStore:
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
         self._clock = clock
-        # Not closed: if only a newer program can read a job's record, the previous one stays valid.
+        # `closed` is False, so that a job's previous record stays valid if only a newer program can
+        # read the newest one.
         self.table = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, decode_entry, "job", closed=False, clock=clock
         )

@@ -45,7 +45,7 @@ def provisioning_answer(
         policy: The job's policy.
         workers: N_tot.
         now_s: Seconds since 1970. A job that is over costs what it cost when it was settled.
-        limit: Number of earlier plans.
+        limit: Maximum number of plans to list.
     """
     plan, review, settled = ledger.plan, ledger.review, ledger.settled
     latest = review if plan is None or (review and review.at_s >= plan.at_s) else plan
@@ -75,10 +75,10 @@ def plan_answer(plan: Planned) -> PlanInForce:
 
 
 def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
-    """Return the cost; None before it is known."""
+    """Return the cost; None before the first plan or review."""
     plan, settled = ledger.plan, ledger.settled
     reviewed = settled or ledger.review
-    # All numbers are of one time: later spending has no counterpart yet.
+    # All numbers are of the time of the last review, which alone has an on-demand cost.
     if reviewed is not None:
         at_s, spent_usd = reviewed.at_s, reviewed.spent_usd
         on_demand_only_usd = reviewed.on_demand_only_usd
@@ -123,7 +123,7 @@ def check_market(spec: JobSpec, settings: Settings) -> None:
     """Reject a job whose market cannot give what it requests, if the market is known here.
 
     Raises:
-        GivenError: By the field.
+        GivenError: If it cannot, by the field.
     """
     asked = spec.provisioning
     if asked is None or asked.max_lag_s is None or not settings.market:

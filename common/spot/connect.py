@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.spot.machines import Fleet, Prices
     from common.spot.market.market_file import Market
 
-# A worker waits for its gradients for DOLL_LEAVE_S, and then leaves.
+# A released worker waits up to DOLL_LEAVE_S for its gradients. It is killed this much later.
 _MORE_LEAVE_S = 10.0
 
 
@@ -101,7 +101,7 @@ def _fleet_directory(settings: Settings) -> Path:
 
 
 def _replayed_from_s(market: Market, path: Path) -> float:
-    """Return the beginning of the market's replay, since 1970; 0 without recordings."""
+    """Return the beginning of the market's replay in seconds since 1970; 0 without recordings."""
     specs = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
     if not any(isinstance(series, TraceSpec) for pool in specs for series in pool):
         return 0.0

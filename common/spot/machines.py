@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 
 class Offer(NamedTuple):
-    """Machines with a price: a pool's, those of one type, or of one type in one zone.
+    """Machines at one price: those of a pool, of one type in it, or of one type in one zone.
 
-    An order may also have a highest price; a price belongs to an offer without one.
+    An order's offer may also have a bid. A known price belongs to the offer without a bid.
     """
 
     pool: str
@@ -33,7 +33,7 @@ class LaunchRequest(NamedTuple):
 
     # Number of the machine in the job, from 1.
     launch: int
-    # The same token always gives the same machine, however late.
+    # A repeated request with the same token never gives another machine, however late it comes.
     token: str
     # The worker's slot in the job; None if it gets one later, or none.
     slot: int | None
@@ -74,14 +74,14 @@ class Machine(NamedTuple):
     pool: str
     worker: str
     state: MachineState
-    # Beginning of the billed time, since 1970.
+    # Beginning of the billed time, in seconds since 1970.
     started_s: float
     ended_s: float | None = None
     cause: EndCause | None = None  # cause of its end
     detail: str = ""  # the provider's words
-    # Actual type; empty if the pool has one.
+    # Type that the provider reports; empty if it has no types.
     type: str = ""
-    # Actual zone; empty if the pool has one.
+    # Zone that the provider reports; empty if it has no zones.
     zone: str = ""
     # Actual price; None for its offer's price at the time.
     usd_per_hour: float | None = None

@@ -69,7 +69,10 @@ def openers(settings: Settings, market: Market, job: str) -> Openers:
 
 
 def begins(record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
-    """Return True if a job needs a provisioner; a stopped one may have left machines."""
+    """Return True if a job needs a provisioner.
+
+    A stopped job that is new to this process may still have machines to release.
+    """
     return record.spec.provisioning is not None and (new or record.wanted == "running")
 
 

@@ -57,8 +57,8 @@ LONGEST_WAIT_S = 0.5
 # Time between attempts while Kafka is unavailable.
 AWAY_S = 0.5
 FLUSH_S = 5.0
-# Time between reports for scrapes, which come every 5 s or more. A report counts all running
-# machines.
+# Minimum time between reports, which count all running machines. Scrapes of them are usually 5 s or
+# more apart.
 REPORT_S = 1.0
 # Log event of a record, and its fields.
 _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {
@@ -188,7 +188,7 @@ class JobProvisioner:
         if record is not None:
             try:
                 settings = provisioner_settings(record, self._market)
-            # The job keeps its settings.
+            # The job keeps its previous settings.
             except UserError as error:
                 self._log.error("job_not_provisioned", reason=str(error))
             else:
@@ -266,7 +266,7 @@ class JobProvisioner:
             self._board_outage.over()
         except UnavailableError as error:
             self._board_outage.met(error)
-            # The leader keeps leading: the lease only limits who may try.
+            # The provisioner stays in charge: the lease only limits which processes try to be.
             return
         self._inbox.put(LeaseAnswered(held))
 

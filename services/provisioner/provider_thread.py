@@ -22,7 +22,7 @@ ProviderCall: TypeAlias = (
     do.Launch | do.Release | do.PollMachines | do.PollPrices | do.PollPastPrices
 )
 
-# Longest wait for the current call.
+# Maximum time for which `close` waits for queued calls.
 CLOSE_S = 30.0
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _LOOK_S = {"process": 0.5, "ec2": 5.0}
 _PRICES_S = {"process": 1.0, "ec2": 60.0}
 _REVIEWED_S = {"process": 2.0, "ec2": 30.0}
-# Longer than a live provisioner's pauses: another thread calls its provider.
+# Lifetime of the lease. It is longer than any pause of a live provisioner, because another thread
+# calls the provider.
 _LEASE_TTL_S = {"process": 3.0, "ec2": 10.0}
 
 

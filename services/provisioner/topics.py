@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_RECORDS = 2000
-# Number of claims from before the start: rates are recent ones.
+# Maximum number of claims from before the start that are read. Older ones do not affect rates.
 RECENT = 50_000
 # Time between checks for the end of the plans. Each check is a request to the broker.
 CAUGHT_UP_S = 0.5
@@ -53,7 +53,7 @@ class TopicFollower:
         """
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
-        # Only newer records are kept (the embedded Kafka). Reading continues with those.
+        # The embedded Kafka keeps only newer records. Reading continues with the first of them.
         except ExpiredError:
             self._tail.close()
             self._tail = self._opened(self._log.bounds(self.partition).start)
@@ -131,13 +131,13 @@ class JobTopics:
         if monotonic() >= self._streams_at + self._streams_s:
             self._streams_at = monotonic()
             ends = self._log.ends(self._first)
-            # Otherwise an end is unknown at the moment.
+            # If an end is unknown at the moment, records are counted at the next poll.
             if len(ends) == len(self._first):
                 yield events.RecordsCounted(sum(ends.values()) - sum(self._first.values()))
 
     @property
     def drained(self) -> bool:
-        """True if there was nothing more to read just now."""
+        """True if the last read of each topic returned nothing."""
         return self._plans.drained and self._updates.drained and self._claims.drained
 
     def close(self) -> None:

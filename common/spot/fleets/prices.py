@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.spot.machines import Prices
     from common.spot.traces.spec import TraceSpec
 
-# Share of a recording whose past prices show how prices move.
+# Minimum share of a recording that must be in the past to show how prices move.
 KNOWN_SHARE = 0.1
 
 
@@ -40,7 +40,7 @@ class FixedPrices:
         return dict(self._usd_per_hour)
 
     def past(self) -> dict[str, PriceHistory]:
-        """Return past prices: the same for an hour, and before."""
+        """Return the same price for an hour until now."""
         return {
             offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)
             for offer, usd in self._usd_per_hour.items()
@@ -88,8 +88,7 @@ class ReplayedPrices:
     def past(self) -> dict[str, PriceHistory]:
         """Return past prices: the recording before now.
 
-        If that is less than a tenth of the recording, return all of it: a replay that begins at its
-        beginning then knows future prices.
+        If that is less than a tenth of the recording, return all of it, including future prices.
         """
         past_s = max(self._clock() - self._origin_s, 0.0)
         found = {}

@@ -47,7 +47,7 @@ class OnDemandPool(WrittenPart):
     billing: BillingSpec | None = None
     # Price of traffic between machines and the servers.
     transfer_usd_per_gb: Seconds = 0.0
-    # EC2: any of them will do; empty for the template's type.
+    # Types on EC2, any of which will do; empty for the type of the launch template.
     instance_types: tuple[str, ...] = ()
 
     @property
@@ -60,7 +60,7 @@ class OnDemandPool(WrittenPart):
         if isinstance(self.usd_per_hour, float):
             return {Offer(self.name): self.usd_per_hour}
         types = self.instance_types or tuple(self.usd_per_hour)
-        # Price of a type that only a job names.
+        # Used for a type without a price of its own.
         dearest = max(self.usd_per_hour.values())
         found = {Offer(self.name, kind): self.usd_per_hour.get(kind, dearest) for kind in types}
         return found | {Offer(self.name): min(found.values())}
@@ -84,11 +84,11 @@ class SpotPool(WrittenPart):
     availability: Annotated[float, Field(gt=0, lt=1)] = 0.9
     # Assumed mean time from one preemption to the next.
     cycle_s: Positive = 1000.0
-    # Used for local processes: the recorded number of machines, instead of that in `process`, and
-    # the price above which machines are taken away.
+    # Only for local processes: recorded number of machines, instead of `process.availability`.
     trace: TraceSpec | None = None
+    # Only for local processes: price above which machines are taken away.
     bid_usd_per_hour: Positive | None = None
-    # Speed of gradients against on-demand.
+    # Speed of computing gradients, relative to an on-demand machine.
     speed: Positive = 1.0
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
@@ -97,8 +97,8 @@ class SpotPool(WrittenPart):
     # Price of traffic between machines and the servers.
     transfer_usd_per_gb: Seconds = 0.0
     instance_types: tuple[str, ...] = ()
-    # EC2: availability zones for prices, empty for all; also for machines, unless there are
-    # subnets.
+    # Availability zones on EC2; empty for all. Prices are those in these zones. Machines start in
+    # them unless the provider has subnets.
     zones: tuple[str, ...] = ()
 
 

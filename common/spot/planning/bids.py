@@ -25,7 +25,7 @@ LIVE = "a stream cannot go faster than it arrives, and bidbrain bids for a backl
 
 
 def check_bids(given: PlanRequest, open_log: Callable[[], Log]) -> None:
-    """Reject a job without a backlog, and settings that bids do not know.
+    """Reject a job without a backlog, and settings that do not apply to bids.
 
     Raises:
         GivenError: By the field, with the reason.
@@ -64,12 +64,12 @@ def computed_per_s(workers: int, group_size: int, batch_size: int, gradient_s: f
 
 
 def bids(work: Work, pools: tuple[Pool, ...], given: PlanRequest) -> Decision:
-    """Decide as a job does at its beginning.
+    """Return the decision of `bidbrain` at the beginning of a job.
 
     Args:
-        work: The backlog. Of its rates, only their number counts.
+        work: The backlog. Of its rates, only the number is used: the maximum number of machines.
         pools: On-demand first.
-        given: Contains past prices.
+        given: The request, with past prices of its pools.
 
     Raises:
         ParameterError: If a pool's past prices are shorter than an hour.

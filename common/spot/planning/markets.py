@@ -30,13 +30,14 @@ TOGETHER = (
 
 
 class Rentable(NamedTuple):
-    """A market's offer to a plan."""
+    """Machines of a market that a plan can use, with their prices."""
 
     pools: tuple[Pool, ...]  # spot
     # None without a market file.
     on_demand_usd_per_hour: float | None
     notes: tuple[str, ...]
-    # Recorded prices by pool: each holds from its second on, until the last.
+    # Recorded prices by pool: pairs of a second and the price from then on. The last second is the
+    # end of the recording.
     past_usd_per_hour: Mapping[str, Sequence[tuple[float, float]]]
 
 

@@ -31,7 +31,7 @@ BIDS = (
     "cost and runtime assume that the machines of the first bids keep running at these prices; use"
     " `doll simulate` to include evictions and new prices"
 )
-# Names of the theory's numbers that a request calls otherwise.
+# Fields of a request by the theory's parameter, if their names differ.
 _FIELDS = {
     "spot.availability": "availability",
     "spot.cycle_s": "cycle_s",

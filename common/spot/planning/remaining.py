@@ -1,8 +1,8 @@
 """The remaining work of a job in Kafka: updates and time left, and arrival rates.
 
-Rates are those of arrivals at Kafka, not of training, by the first and the last arrival in each
-batch's indicator. A stream's records count for the worker of the newest of them, so that a worker
-and its successor are one.
+Rates are those of arrivals at Kafka, not of training. They follow from the first and the last
+arrival in each batch's indicator. All records of a partition count for the worker that read the
+newest of them, so that a worker and its successor count as one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
     from common.spot.theory.work import Rates
 
-# Number of indicators: some 15 MB, with a few of each stream even for 10,000 streams.
+# Number of newest indicators to read: about 15 MB. With 10,000 streams, each still has a few.
 RECENT = 50_000
 
 
@@ -150,7 +150,7 @@ def rates_of(claims: Iterable[ControlRecord | None]) -> Arriving | None:
     """
     streams = dict[Partition, _Stream]()
     for claim in claims:
-        # A time of 0 is unknown.
+        # A time of 0 means that the time is unknown.
         if isinstance(claim, BatchReady) and claim.samples and claim.last_arrival_s > 0:
             _take(claim, streams)
     if not any(stream.last_s > stream.first_s for stream in streams.values()):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.spot.provisioning.records import ReplanAsked
 
-# The timeout of a job change.
+# Maximum time to wait for Kafka, as for a job change.
 _PATIENCE_S = 15.0
 
 

@@ -1,9 +1,9 @@
 """The number of workers that are worth their cost, by measured times of updates.
 
-With p workers, an update takes d(p) = ceil(K / p) mu_C + o + p m: gradients in sequence, work that
-is done once, and work for each worker, such as its messages. `workers_wanted` minimizes time times
-cost, p d(p)^2. Cost alone, p d(p), would always be least with one worker, since p ceil(K / p) is at
-least K.
+With p workers, an update takes d(p) = ceil(K / p) mu_C + o + p m: gradients in sequence, mu_C each;
+work o that is done once; and work m for each worker, such as its messages. `workers_wanted`
+minimizes time times cost, p d(p)^2. Cost alone, p d(p), would always be least with one worker,
+since p ceil(K / p) is at least K.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Minimum time of one measurement: records are read some hundredths late.
+# Minimum time of one measurement, because updates are read some hundredths of a second late.
 WINDOW_S = 1.0
 # Minimum updates of one measurement: one of them may have waited for a slow gradient.
 UPDATES = 10
 # Weight of the newest measurement, so that the last few count.
 SMOOTHING = 0.3
-# Ratio of time times cost. A smaller gain is within the error of measurements.
+# Time times cost after a change must be below this share of the current value. A smaller gain is
+# within the error of measurements.
 SAVING = 0.95
 
 
@@ -67,7 +68,7 @@ class RoundTimes:
             self._window = _Window(fleet, version, now_s)
             each_s = (now_s - window.at_s) / (version - window.version)
             besides_s = each_s - ceil(fleet.group_size / fleet.workers) * gradient_s
-            # Otherwise the updates were made earlier, and read together.
+            # A negative time means that the updates were made earlier and read together.
             if besides_s > 0:
                 before_s = self._besides_s.get(fleet.workers, besides_s)
                 besides_s = before_s + SMOOTHING * (besides_s - before_s)
@@ -76,7 +77,8 @@ class RoundTimes:
     def update_s(self, group_size: int, gradient_s: float) -> Callable[[int], float] | None:
         """Return d by the number of workers; None before a measurement.
 
-        With a single number of workers so far, all of the time counts as work for each of them.
+        If only one number of workers was measured, all time besides gradients counts as work for
+        each worker.
         """
         if not self._besides_s:
             return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.theory.work import Pool
 
-# A prior of 1 could never change.
+# Highest availability of a prior. A prior of 1 could never change.
 SURE = 0.999
 
 
@@ -123,7 +123,7 @@ class Availability:
             times.up_s += max(ended.at_s - up.at_s, 0.0)
             if ended.cause == "preempted":
                 times.outages += 1
-                # Otherwise another one is requested at once.
+                # A counted machine is replaced at once, so its pool does not count as down.
                 if not instance.counted:
                     since = _Since(up.pool, max(ended.at_s, self._lead_s))
                     self._down[_place(instance)] = since

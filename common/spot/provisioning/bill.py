@@ -23,7 +23,7 @@ class PriceCurve:
     def __init__(self) -> None:
         self._times_s: list[float] = []
         self._usd_per_hour: list[float] = []
-        # Cost of a machine from the first time until each.
+        # Cost of a machine from the first of `_times_s` until each of them.
         self._usd: list[float] = []
 
     @property
@@ -91,14 +91,15 @@ class Bill:
         self._running: dict[int, tuple[Offer, float]] = {}
         self._gone: list[_Gone] = []
         self._gone_usd = 0.0
-        # Prices from this time on do not change that sum.
+        # Time after which a new price does not change `_gone_usd`.
         self._settled_s = float("-inf")
 
     def price(self, offer: Offer, at_s: float, usd_per_hour: float) -> None:
         """Set the price of an offer from a time on."""
         begins_s = self._curves[offer].begins_s if offer in self._curves else float("inf")
         late = at_s <= max(self._settled_s, begins_s)
-        # Earlier payments stay the same, unless this becomes the first price.
+        # Only machines that may be charged after `at_s` change their cost, unless this becomes the
+        # first price.
         since_s = at_s - self._longest_s if at_s > begins_s else float("-inf")
         changed = self._gone[bisect_left(self._gone, (since_s,)) :] if late else []
         before_usd = sum(map(self._gone_cost_usd, changed))
@@ -106,7 +107,7 @@ class Bill:
         self._gone_usd += sum(map(self._gone_cost_usd, changed)) - before_usd
 
     def started(self, launch: int, offer: Offer, at_s: float) -> None:
-        """Record that a machine runs and is charged since then."""
+        """Record that a machine has run, and has been charged, since a time."""
         self._running[launch] = (offer, at_s)
 
     def ended(self, launch: int, at_s: float, cause: EndedBecause) -> None:
@@ -135,7 +136,7 @@ class Bill:
         return total
 
     def usd_per_hour(self, offer: Offer, now_s: float) -> float:
-        """Return a machine's price now: its own offer's, else the nearest known one."""
+        """Return a machine's price now: that of its offer, of its type, or of its pool."""
         return self._curve(offer).usd_per_hour(now_s)
 
     def _gone_cost_usd(self, gone: _Gone) -> float:

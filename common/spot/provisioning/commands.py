@@ -2,8 +2,8 @@
 
 The shell appends records without waiting: a record is in the log when it is read there. A call to
 the fleet or the prices is answered by an event. If it fails, the event is `FleetAway` or
-`PricesAway`, and the provisioner repeats the call when it is due. A record that Kafka refuses, or
-whose fate is unknown, ends the process, whose state can be read from the log.
+`PricesAway`, and the provisioner repeats the call when it is due. If Kafka refuses a record or does
+not confirm it, the process ends; another one can read its state from the log.
 """
 
 from __future__ import annotations

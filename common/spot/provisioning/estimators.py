@@ -52,21 +52,21 @@ INTERVAL = 0.9
 SURE = 0.2
 # Ratio of assumed arrivals to those that the deadline requires, before any batch.
 AHEAD = 2.0
-# Number of batches of each slot before arrivals are estimated: the first batches come from a few
-# streams only.
+# Mean number of batches per slot before arrivals are estimated, because the first batches come from
+# a few streams only.
 BATCHES = 2
 # Machines change. The updates of a minute are enough for the mean.
 GRADIENT_HALF_LIFE_S = 600.0
 # Arrivals drift. At a record per second, the estimate is still good to 3 %.
 RATE_HALF_LIFE_S = 600.0
-# Number of updates with waiting records above which the next one need not wait for records.
+# If the records of more updates than this have arrived, the next update need not wait for records.
 BACKLOG = 2
 # Time after which a dead worker's partition has another worker.
 ORPHANED_S = 60.0
-# A new leader rolls back by seconds only.
+# Number of versions that are kept for rollbacks, which go back by seconds only.
 VERSIONS_KEPT = 1000
-# Relative difference of a pool's speed from the market file's above which it is used. Less is noise
-# of gradient times, and would order and release machines repeatedly.
+# A pool's measured speed is used if it differs by more than this share from the market file's.
+# Smaller differences are noise, and would make a policy order and release machines repeatedly.
 OTHER_SPEED = 0.1
 # Growth of the number of updates that justifies another fit, which takes a tenth of a second.
 FIT_AGAIN = 1.05
@@ -109,11 +109,11 @@ class Estimator:
         self._transfer = TransferTally()
         self._losses = LossTally()
         self._loss_fit: _LossFit | None = None
-        # Used under `reassign`.
+        # Arrivals by partition, under `reassign`.
         self._by_place: dict[Partition, StreamTally] = {}
         # Time of the last batch of each partition, under `reassign`.
         self._last_batch_s: dict[Partition, float] = {}
-        # Used under `hold`.
+        # Arrivals by slot, under `hold`.
         self._by_slot: dict[int, StreamTally] = {}
         self._ends: dict[Partition, int] = {}
         self._batches = 0
@@ -122,7 +122,7 @@ class Estimator:
         self._availability = Availability()
         # Number of serving machines; under `hold`, those with a slot.
         self._running = 0
-        # Pool of each worker on a machine that ran, by name.
+        # Pool of each machine that ever ran, by the name of its worker.
         self._pools: dict[str, str] = {}
         self._tally_of_speeds: tuple[tuple[Pool, ...], SpeedTally] | None = None
         self._round_times = RoundTimes()
@@ -191,7 +191,7 @@ class Estimator:
             )
 
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
-        """Add a valid record of the plans topic, after the ledger."""
+        """Add a valid record of the plans topic, after the ledger has folded it."""
         instance = None
         if isinstance(record, (Started, SlotAssigned, Left, Ended)):
             instance = ledger.machines[record.launch]
@@ -216,7 +216,7 @@ class Estimator:
 
     @property
     def progress(self) -> float:
-        """The updates in units of the job's own K, which decide when it stops."""
+        """Number of updates so far in units of the job's own K, as its stop rule counts them."""
         return self._made[-1].progress
 
     @property
@@ -293,7 +293,7 @@ class Estimator:
             fit = self._loss_fit = _LossFit(loss, made, self._losses.version_at(loss, SURE, rng))
         if fit.version is None:
             return None
-        # The mean lags behind.
+        # The job stops at a mean of `LOSS_WINDOW` losses, which lags behind the curve.
         return max(fit.version - made, 0.0) + LOSS_WINDOW / 2
 
     @property
@@ -382,7 +382,7 @@ class Estimator:
     def _on_instance(
         self, record: Started | SlotAssigned | Left | Ended, instance: Instance
     ) -> None:
-        """Update the serving machines: silence of a stream without a reader means nothing."""
+        """Update the serving machines. The silence of a stream without a reader is not counted."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
         left_before = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or left_before:
@@ -470,7 +470,8 @@ class Estimator:
         last_s = max(self._last_batch_s.values())
         value, variance = unseen * prior.records / prior.seconds, 0.0
         for place, tally in self._by_place.items():
-            # Silence of one partition means that it has no reader, until it should have one.
+            # For `ORPHANED_S`, the silence of a single partition means that it has no reader, not
+            # that it has no records.
             silent_s = max(now_s - last_s, now_s - self._last_batch_s[place] - ORPHANED_S)
             as_of_s = min(self._last_batch_s[place] + max(silent_s, 0.0), now_s)
             estimate = tally.rate(as_of_s, self.settings.batch_size - 1, prior)

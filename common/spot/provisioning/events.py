@@ -20,14 +20,15 @@ class ProvisionerFact(msgspec.Struct, frozen=True):
     """Any event of a provisioner except `Tick` and `LeaseAnswered`."""
 
 
-# --- from Kafka; each topic from its beginning on, in order, in charge or not --------------------
+# --- from Kafka, each topic in order, also while another process is in charge --------------------
 
 
 class PlansRead(ProvisionerFact, frozen=True):
-    """Records of the plans topic by offset; None for one that cannot be parsed.
+    """Records of the plans topic by offset, from its beginning on; None for unparsable ones.
 
-    Own records return here, too: an order counts when it does. A candidate stands only once it has
-    caught up. For an empty topic, the shell reports this by an event without records.
+    The process's own records come back here, too: an order counts only once it has come back. A
+    process becomes a candidate only once it has caught up. If the topic is empty, the shell reports
+    that by an event without records.
     """
 
     records: tuple[tuple[int, PlanRecord | None], ...]
@@ -57,14 +58,14 @@ class RecordsCounted(ProvisionerFact, frozen=True):
 
 
 class ProvisioningWanted(ProvisionerFact, frozen=True):
-    """The job should run, pause or stop; for a done or deleted job, stop."""
+    """Wanted state of the job; "stopped" for a finished or deleted job."""
 
     wanted: Wanted
     reason: str = ""  # the job record's words
 
 
 class ProvisioningChanged(ProvisionerFact, frozen=True):
-    """The job's settings have changed: its deadline, K, b, updates; or the market file has."""
+    """The job's settings have changed, for example its deadline or K."""
 
     settings: ProvisionerSettings
 

@@ -1,7 +1,7 @@
 """Missing and surplus machines of the fleet: a decision compared with the existing machines.
 
-If machines are counted, an offer has too few or too many. By slot, a slot has one machine. A slot
-moves to a machine of another pool in one of two ways:
+If machines are counted, each offer may have too few or too many. If a plan is by slot, each slot
+has one machine, and moves to a machine of another pool in one of two ways:
 
     hold       ████ released, ended ── ordered ── ████    no two workers ever share a slot's stream
     reassign   ████████████████████████ released          survivors read the streams, so the
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 FIRST_WAIT_S = 1.0
 # Outages last minutes, and a retry this late loses a fraction of that.
 LONGEST_WAIT_S = 60.0
-# EC2 takes a machine within 120 s after a notice. If we release it, all of its time is paid for.
+# Time from the departure of a worker to the release of its machine. EC2 takes a machine away within
+# 120 s of its notice. If we release it before, all of its time must be paid.
 LEFT_S = 150.0
 # A machine that fails earlier would fail again, because its start is the problem.
 SOON_S = 60.0
@@ -103,8 +104,8 @@ def reconcile_counted(
     """Return the machines to order and to release if machines are counted.
 
     Of surplus machines, those without a slot are released first. A machine whose worker has left is
-    replaced at once, and released if it does not end by itself. Under a bid, a plan orders a
-    machine once: the next plan decides on another bid.
+    replaced at once, and released if it does not end by itself. A machine under a bid that has
+    ended is not replaced: the next plan decides on another bid.
 
     Args:
         wanted: Number of machines of each offer.
@@ -145,8 +146,9 @@ def worker_name(
 ) -> str:
     """Return the name of the worker on a machine.
 
-    Under `hold`, a slot's workers are one static member of the consumer group in turn. Under
-    `reassign`, and without a slot, each has its own name.
+    Under `hold`, the workers of a slot have the same name one after the other, because they are the
+    same static member of the consumer group. Under `reassign`, and without a slot, each worker has
+    its own name.
     """
     if slot is None:
         return f"{job}-m{launch}"
@@ -226,7 +228,7 @@ class Backoff:
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
 
     def refusing(self, now_s: float) -> frozenset[str]:
-        """Return the pools that have just refused a machine."""
+        """Return the pools that have refused a machine and may not be asked again yet."""
         return frozenset(pool for pool, wait in self._pools.items() if wait.until_s > now_s)
 
     def gives_none(self, pool: str) -> bool:

@@ -37,7 +37,7 @@ from common.spot.theory.billing import BY_THE_SECOND, Billing
 PLANS_KEPT = 100
 # Points of a curve over time: more than a screen has.
 REVIEWS_KEPT = 1000
-# Requests without an answer.
+# Number of unanswered requests that are kept.
 REPLANS_KEPT = 100
 
 
@@ -59,12 +59,12 @@ class Instance:
     ended_s: float | None = None
     cause: EndedBecause | None = None
     detail: str = ""
-    # Actual type, if the pool has several.
+    # Type and zone that the provider reports; empty if it has none.
     type: str = ""
     zone: str = ""
-    # Default: any machine of the pool.
+    # Offer in the order. Optional. If unset, any machine of the pool.
     asked: Offer = field(default_factory=lambda: Offer(""))
-    # Time of its slot's assignment; None without a slot, or with the order's.
+    # Time of its slot's assignment; None if it has no slot, or got it with its order.
     slot_assigned_s: float | None = None
     # Time at which its worker was found to be gone.
     left_s: float | None = None
@@ -129,12 +129,12 @@ class FleetLedger:
         ended: Number of machines that ended or never came, by cause.
         prices: Last price by pool, USD per hour.
         offers: Last price by type and zone, USD per hour.
-        reviews: Reviews over all time.
+        reviews: Reviews since the job began, at most `REVIEWS_KEPT` at equal steps.
         review: Last review.
         replans: Requests that no plan has answered yet, by offset.
         gone_bids: Machines that were ordered under a bid since the last plan and have ended.
         vacated_s: Time at which each slot's last machine ended, or its worker left.
-        settled: Last word, until there is a new leader.
+        settled: The `Settled` record that ended the term; None if the term has not ended.
 
     Args:
         billing: Billing of each pool, from the market file.
@@ -204,7 +204,10 @@ class FleetLedger:
         return self._bill.spent_usd(now_s)
 
     def hours(self, now_s: float) -> dict[Offer, Hour]:
-        """Return the hour that ends first, for machines under a bid and those paid by the hour."""
+        """Return the current hour of machines under a bid or paid by the hour, by offer.
+
+        If an offer has several machines, it is the hour that ends first.
+        """
         found = dict[Offer, Hour]()
         for instance in self.open:
             rule = self._billing.get(instance.pool, BY_THE_SECOND)

@@ -1,8 +1,8 @@
 """Orders and their machines: requests to the fleet, and what it reports.
 
 An order that counts is always carried out, even a predecessor's that is not wanted any more. This
-uses up its token, so that a ghost that wakes up with it launches nothing. A machine without an
-order, or with an ended one, is released.
+uses up its token: if the predecessor wakes up and sends its request again, it launches nothing. A
+machine without an order, or with an ended one, is released.
 
     Ordered ──launch──▶ answered ──listed──▶ Started ──listed as ended, or missing──▶ Ended
                  └─────▶ refused ──────────────────────────────────────────────────▶ Ended
@@ -57,7 +57,8 @@ class FleetWatch:
     _as_of_s: float = float("-inf")
     # Keyed by launch.
     _missed: dict[int, _Missed] = field(default_factory=dict)
-    # Missing heartbeats by launch, for machines whose worker had a slot and sent heartbeats.
+    # Missing heartbeats by launch, for machines whose worker has sent heartbeats since its slot was
+    # assigned; None if the last poll had its heartbeat.
     _silent: dict[int, _Missed | None] = field(default_factory=dict)
     _unknown: dict[str, _Missed] = field(default_factory=dict)  # keyed by the provider's id
     # Time of the last release, by the provider's id.
@@ -77,7 +78,7 @@ class FleetWatch:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
 
     def workers_seen(self, seen: HeartbeatsSeen) -> None:
-        """Add current heartbeats. Without any, skip them: Redis may have been emptied."""
+        """Add current heartbeats. If there are none, do nothing: Redis may have been emptied."""
         for instance in self.ledger.running if seen.members else ():
             if instance.slot_assigned_s is None or seen.as_of_s <= instance.slot_assigned_s:
                 # Earlier heartbeats are those of the slot's previous worker.
@@ -121,7 +122,7 @@ class FleetWatch:
                 yield Left(self.ledger.term, now_s, instance.launch)
 
     def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
-        """Return machines of open orders; of two for one order, the one in the log."""
+        """Return machines of open orders; of two for one order, the one whose start is recorded."""
         for machine in look.machines:
             instance = self.ledger.machines.get(machine.launch)
             if instance is not None and instance.open and instance.machine in ("", machine.id):
@@ -181,9 +182,9 @@ class FleetWatch:
         )
 
     def releases(self, instances: Iterable[Instance], now_s: float) -> tuple[str, ...]:
-        """Return the ids of machines to release now, of these and of strangers.
+        """Return the ids of machines to release now: running ones of `instances`, and strangers.
 
-        An order without a machine is released once it has one.
+        An order that has no machine yet is handled once it has one.
         """
         ids = [machine.machine for machine in instances if machine.running]
         due = [

@@ -1,4 +1,4 @@
-"""Runs the policy: when to ask it, its input, and the record of its decision.
+"""Runs the policy: decides when to ask it, gathers its input, and makes records of its decisions.
 
 The policy decides at the beginning, at each review, when a price has changed, when machines came or
 went if it watches outages, when a user requests it, and when the job's settings have changed. A
@@ -73,9 +73,9 @@ class PolicyRunner:
         self._hours_at_s = float("inf")
         self._retry_at_s = float("inf")
         self._prices: dict[str, float] = {}
-        # Changes of the job's settings.
+        # Changes of the job's settings since the last plan.
         self._changed = ""
-        # On-demand machines that are refused, by the last plan.
+        # Warning at the last decision that on-demand machines are refused; empty if they are not.
         self._without = ""
         self._guessed = True
         self.error = ""
@@ -87,7 +87,7 @@ class PolicyRunner:
 
     @property
     def review_s(self) -> float | None:
-        """The time between reviews; None if time alone is no reason."""
+        """Time between reviews; None if the policy is not asked because of time alone."""
         return self._settings.review_s or self._policy.review_s
 
     def change(self, settings: ProvisionerSettings) -> None:
@@ -168,7 +168,8 @@ class PolicyRunner:
             return None
         anew, plan = bool(self._changed or self._ledger.replans), self._ledger.plan
         if self._without and plan is not None and not self._refused(plan.on_demand):
-            # A predecessor's record does not say if the plan is feasible with these machines.
+            # On-demand machines are available again. A plan that a predecessor recorded may be
+            # infeasible only because they were refused, so the policy decides from scratch.
             self._last = None
         try:
             situation = self.situation(now_s)
@@ -195,7 +196,10 @@ class PolicyRunner:
         return self.record(decision, situation, reasons, now_s)
 
     def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
-        """Make a decision's record. An earlier decision costs its share of the remaining work."""
+        """Return the record of a decision.
+
+        Cost and time of an earlier decision are reduced to the work that remains.
+        """
         plan, pools, work, ledger = decision.plan, situation.pools, situation.work, self._ledger
         machines = tuple(
             OfferCount(offer.pool, count, offer.type, offer.zone, offer.bid_usd_per_hour)
@@ -328,7 +332,7 @@ class PolicyRunner:
     def _stream_lags_s(
         self, now_s: float, rates_per_s: Rates, gradient_s: float
     ) -> npt.NDArray[np.float64]:
-        """Return the age of each slot's oldest record, by when the slot had a machine."""
+        """Estimate the age of each slot's oldest record from the time without a machine."""
         settings = self._settings
         since_s = np.full(settings.workers, settings.submitted_s)
         for slot, at_s in self._ledger.vacated_s.items():
@@ -361,7 +365,7 @@ def _transfer_usd_per_s(decision: Decision) -> float:
 
 
 def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
-    """Make the policy; without a spot pool in the market, the one that needs none."""
+    """Make the policy. If the market has no spot pool, `pools` replaces all but `on-demand`."""
     name = settings.policy
     if len(settings.pools) == 1 and name != "on-demand":
         name = "pools"

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 # Time after which a Lead that was not read back is lost, and the provisioner tries again.
 CANDIDACY_S = 15.0
-# Lease renewals per lifetime: two may fail.
+# Number of lease renewals within its lifetime, so that two may fail.
 RENEWALS = 3
 
 
 @dataclass(slots=True)
 class _Candidacy:
-    """A Lead record under way."""
+    """A Lead record that was written and not read back yet."""
 
     candidacy_id: str
     since_s: float

@@ -9,6 +9,8 @@ does for leaders:
                        of 0    of 0     1 of 0   1 of 0              2 of 0     1 of 5
     term     0         0       0        0        0         5         void       5
 
+Here "1 of 0" means launch 1, written in term 0.
+
 An order is written first, and the machine is requested only after the order was read back as valid.
 A successor requests it again with the same token, and gets the same machine.
 """
@@ -49,7 +51,7 @@ class OfferPrice(msgspec.Struct, frozen=True):
 
 
 class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
-    """Prices of machines from now on: at first all, then changes."""
+    """Prices of machines from now on, if they differ from those in earlier records."""
 
     term: Count
     at_s: Rate
@@ -78,7 +80,10 @@ class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """A policy's decision, by slot or counted; in force until the next one."""
+    """A policy's decision: the pool of each slot, or numbers of machines.
+
+    It is in force until the next one.
+    """
 
     term: Count
     # Number of the plan in the job, from 1.
@@ -112,11 +117,11 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     usd_per_hour: dict[NonEmpty[str], Rate]
     # Keys: "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     believed: dict[str, EstimateRecord]
-    # Reason why the fleet stays below what Proposition 1 requires.
+    # Problem of the plan, such as fewer machines than Proposition 1 requires; empty for none.
     warning: str = ""
     # Cost of traffic between machines and servers, included in the expected cost.
     transfer_usd: float = 0.0
-    # Offset of the latest ReplanAsked that was read, -1 for none.
+    # Offset of the latest ReplanAsked that this plan answers, -1 for none.
     answers: OrNone = -1
     # Wanted machines, if they are counted.
     machines: tuple[OfferCount, ...] = ()
@@ -136,7 +141,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
 
     @property
     def predicted_usd(self) -> float:
-        """Cost of the machines of the whole job if the plan works out."""
+        """Predicted cost of the whole job's machines, without traffic."""
         return self.spent_usd + self.expected_cost_usd - self.transfer_usd
 
 
@@ -167,9 +172,9 @@ class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
     # Beginning of the billed time.
     at_s: Rate
     machine: NonEmpty[str]  # the provider's id
-    # Actual type, if the pool has several; else empty.
+    # Type that the provider reports; empty if it has no types.
     machine_type: str = ""
-    # Actual zone, if the pool has several; else empty.
+    # Zone that the provider reports; empty if it has no zones.
     zone: str = ""
     # Actual price; None for the known price of its offer.
     usd_per_hour: Rate | None = None

@@ -22,7 +22,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """State of one job; None if unknown."""
+    """State of one job's machines. Values that are unknown are None."""
 
     # Seconds since 1970, as all times here.
     at_s: float
@@ -54,11 +54,11 @@ class FleetReport:
         return self.spent_until_usd + self.usd_per_hour * max(now_s - self.at_s, 0.0) / HOUR_S
 
     def usd_per_update(self, now_s: float) -> float | None:
-        """Return the cost of an update so far."""
+        """Return the mean cost of an update so far; None before the first."""
         return self.spent_usd(now_s) / self.updates if self.updates > 0 else None
 
     def usd_per_million(self, now_s: float) -> float | None:
-        """Return the cost of a million records in updates so far."""
+        """Return the mean cost of a million records in updates so far; None before the first."""
         return self.spent_usd(now_s) / self.records * MILLION if self.records > 0 else None
 
     def deadline_left_s(self, now_s: float) -> float | None:

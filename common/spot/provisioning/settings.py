@@ -52,9 +52,10 @@ class ProvisionerSettings:
     look_s: float = 2.0
     # Time between polls of prices.
     prices_s: float = 30.0
-    # Time without being listed after which a machine is lost.
+    # Time after which a started machine that the provider does not list is lost, and a worker
+    # without heartbeats is gone.
     grace_s: float = 15.0
-    # Time without ever being listed after which a launched machine is lost.
+    # Time after which a launched machine that the provider has never listed is lost.
     unseen_s: float = 120.0
     # Minimum times between Reviewed records; the shorter one for a changed warning.
     reviewed_s: float = 30.0

@@ -7,7 +7,8 @@ A stream has one reader at a time. So a slot is reassigned only after its machin
 after the worker's heartbeats have stopped: because of a notice, or because the worker failed. The
 ledger enforces this: an earlier `SlotAssigned` record does not count. If a machine counted as lost
 but its worker still runs, the consumer group fences that worker: both workers are the same static
-member, and the one that joined last reads on. Claims of the other one are handled as any zombie's.
+member, and the one that joined last reads on. Claims of the other one are handled like those of any
+worker that has lost its partitions.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 def readiness(
     pools: Iterable[Pool], start_ups: StartUps, now_s: float
 ) -> Callable[[Instance], bool]:
-    """Return a function that returns True if a machine should have started by now.
+    """Return a function that returns True if a machine is ready to read a stream.
 
-    A machine has also started if its worker has sent heartbeats.
+    It is ready if its worker has sent heartbeats, or if it has run for its pool's start-up time.
     """
     start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 
@@ -49,8 +50,8 @@ def assign_slots(
 ) -> tuple[tuple[int, int], ...]:
     """Return the slots to assign now, each with its machine's launch.
 
-    The slot that waits longest is first; of two, the one with the higher rate. The fastest machines
-    are used first.
+    The slot that waits longest is first. Of slots that wait equally long, the one with the highest
+    rate is first. The fastest machines are used first.
 
     Args:
         instances: Machines that run or may start.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 TRAINED_SHARE = 0.9
 # Planned time of a job that never ends.
 HORIZON_S = 3600.0
-# Time of a job without a deadline over that of on-demand machines alone. Even a pool that is
-# available for a hundredth of the time can then have all workers.
+# Time for a job without a deadline, as a multiple of its time with on-demand machines alone. Even a
+# pool that is available for a hundredth of the time can then have all workers.
 HASTE = 1000.0
 # Seconds or dollars of a plan that never ends, as a JSON number.
 NEVER = 1e12
@@ -73,7 +73,7 @@ def work_left(
 def updates_left(
     settings: ProvisionerSettings, made: float, updates_to_loss: float | None
 ) -> float | None:
-    """Return the number of updates until the first of the job's ends; None if unknown."""
+    """Return the number of updates until the job stops, by number or by loss; None if unknown."""
     ends = [] if updates_to_loss is None else [updates_to_loss]
     if settings.updates is not None:
         ends.append(max(settings.updates - made, 0.0))
@@ -92,7 +92,7 @@ class Stability:
     """Proposition 1: ability of updates to keep up with arrivals."""
 
     ratio: float  # capacity over arrivals
-    # Machines of speed 1; None if no number of them keeps up.
+    # Number of machines of speed 1 that keep up; None if no number does.
     needed: int | None
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # Time after which own records that were not read back are lost.
 UNREAD_S = 30.0
-# Time between polls of past prices. The odds span days.
+# Time between polls of past prices. Odds of evictions are estimated from days of prices.
 PAST_S = 6 * 3600.0
 # Longest wait for unavailable prices at the start; then the market file's are used.
 PRICES_S = 30.0
@@ -62,7 +62,7 @@ PRICES_S = 30.0
 
 @dataclass(slots=True)
 class Known:
-    """State of the job by its topics, with or without the lead."""
+    """State of the job by its topics, which a standby follows, too."""
 
     settings: ProvisionerSettings
     ledger: FleetLedger
@@ -85,7 +85,7 @@ class Known:
 
 
 class Term:
-    """One term in charge.
+    """One term of a provisioner in charge.
 
     Attributes:
         failed: Reason why it cannot continue; empty while it can.
@@ -106,14 +106,14 @@ class Term:
         # Time at which refused machines may be ordered again.
         self._again_at_s = float("inf")
         self._reviewed_s = float("-inf")
-        # The first alarm comes after a plan.
+        # Time of the next check for alarms. The first check leaves time for a plan.
         self._alarm_at_s = now_s + known.settings.warned_s
         # Kinds of alarm in the last review.
         self._alarmed = set[str]()
         # Last known prices.
         self._prices: Mapping[Offer, float] = {}
         self._fleet_away = self._prices_away = ""
-        # Key of the last `_steps`.
+        # Input of the last result of `_steps`.
         self._basis: object = None
         self._lack = FleetDiff((), ())
         self.failed = ""
@@ -123,7 +123,7 @@ class Term:
     # --- input ---------------------------------------------------------------------------------
 
     def read(self, record: PlanRecord | None, now_s: float, *, counts: bool) -> None:
-        """Match a record of the plans topic with the own ones, after it was folded."""
+        """Match a record, which was folded before, with the own records to be read back."""
         if not (self._unread and record == self._unread[0]):
             return
         self._unread.popleft()
@@ -209,7 +209,8 @@ class Term:
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
         settings, ledger = self._known.settings, self._known.ledger
         prices, names = by_pool(self._prices), settings.pool_names
-        # These prices are better than none.
+        # If a pool has no price after this time, its last recorded price or that of the market file
+        # is better than none.
         if now_s >= self._begun_s + PRICES_S:
             said = {pool.name: pool.usd_per_hour for pool in settings.pools}
             prices = said | ledger.prices | prices
@@ -290,7 +291,10 @@ class Term:
         return reconcile(all_desired, known.ledger.open, may_order, at_work)
 
     def _steps(self, now_s: float) -> FleetDiff:
-        """Return missing and surplus machines. Without a plan, every machine may stay."""
+        """Return missing and surplus machines.
+
+        If the job is wanted running but has no plan yet, there are neither.
+        """
         known = self._known
         basis = (now_s, known.ledger.position, known.wanted)
         # The result is used twice in one pass.

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 # Number of parallel requests. A machine takes a second or two; EC2 allows more requests.
 CONNECTIONS = 8
 _CONNECT_TIMEOUT_S = 5.0
-# EC2 answers for an instant fleet only when its machine exists, or none does.
+# EC2 answers a request for an instant fleet only once the machine exists or has been refused.
 _READ_TIMEOUT_S = 30.0
 _ATTEMPTS = 5
-# Prefixes of codes, because some codes have several spellings.
+# Codes of temporary errors. They are prefixes, because some codes have several spellings.
 PASSING = ("RequestLimitExceeded", "Throttl", "ServiceUnavailable", "Unavailable", "Internal")
 
 

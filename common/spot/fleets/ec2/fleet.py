@@ -1,4 +1,4 @@
-"""EC2 instances of one job (`common.spot.machines.Fleet`), launched by instant fleets of one.
+"""EC2 instances of one job (`common.spot.machines.Fleet`), each launched as an instant fleet.
 
     order ──▶ does a machine have this token as its tag? ──no──▶ create_fleet(ClientToken=token)
                             │yes                                       │
@@ -202,7 +202,7 @@ class Ec2Fleet:
         for instance in instances:
             try:
                 yield machine_of(instance)
-            # Tagged by hand: it is neither ours to end nor to use.
+            # The instance was tagged by hand, so it is neither used nor ended.
             except WireError as error:
                 self._rejections.reject("machine", str(error))
 
@@ -224,7 +224,10 @@ class Ec2Fleet:
 def _overrides(
     order: LaunchRequest, pool: OnDemandPool | SpotPool, subnets: Sequence[str]
 ) -> list[FleetLaunchTemplateOverridesRequestTypeDef]:
-    """Return every type in every place, or the order's; empty if the template decides."""
+    """Return each combination of a type and a subnet or zone; empty if the template decides.
+
+    The type and zone of the order, if it has them, replace those of the pool.
+    """
     zones: Sequence[str] = ()
     bid: dict[str, str] = {}
     if isinstance(pool, SpotPool):

@@ -87,7 +87,7 @@ class Ec2Prices:
                 InstanceTypes=cast("list[InstanceTypeType]", list(pool.instance_types)),
                 ProductDescriptions=_LINUX,
                 Filters=[_in(pool.zones)] if pool.zones else [],
-                # There is no end.
+                # Without an end time, EC2 returns all records until now.
                 StartTime=datetime.fromtimestamp(since_s, UTC),
             )
             records = [record for page in pages for record in page["SpotPriceHistory"]]

@@ -1,4 +1,4 @@
-"""Machines that are local processes (`common.spot.machines.Fleet`): a spot market in a box.
+"""Machines that are local processes (`common.spot.machines.Fleet`): a spot market for one computer.
 
     order ──▶ process, tagged ──▶ asked to leave ──▶ SIGKILL ──▶ ended
       │                           released: SIGTERM, and time to finish
@@ -38,7 +38,8 @@ _APPEAR_S = 10.0
 _LATELY_S = 3600.0
 # Longest time between two polls of the processes. Ends are billed with this precision.
 _LOOK_S = 0.5
-# Number of free lanes to try. If each is down half of the time, all are down 1 time in 65,000.
+# Number of free lanes to try. A machine without a slot is preempted like the slot with its lane's
+# number. If each lane is down half of the time, all are down 1 time in 65,000.
 _LANES = 16
 # Shortest time between two polls.
 _SOON_S = 0.05
@@ -112,7 +113,7 @@ class ProcessFleet:
         self._seen_s: dict[str, float] = {}
         # Machines that were released before their process was found.
         self._unasked: set[str] = set()
-        # Time of the next preemption or of its next step.
+        # Time of the next preemption, or of the next SIGKILL for a machine that is leaving.
         self._due_s = math.inf
         # Only one thread at a time polls and acts.
         self._turn = threading.Condition()
@@ -224,7 +225,7 @@ class ProcessFleet:
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
     def _lane(self, order: LaunchRequest, records: Iterable[OrderRecord], now: float) -> int | None:
-        """Choose the lane, whose times a machine without a slot follows; one that is up, if any."""
+        """Choose a free lane for a machine without a slot; one that is up, if possible."""
         if order.slot is not None or order.pool not in self._spot:
             return None
         taken = {
@@ -307,7 +308,7 @@ class ProcessFleet:
         self, token: str, record: OrderRecord, child: StartedProcess | None, now: float
     ) -> None:
         """Record a machine's end, once its process cannot appear any more."""
-        # Only machines that were seen get a signal to leave.
+        # An order whose process was never seen gets time for it to appear, unless it was released.
         seen = child is not None or token in self._seen_s or record.leaving is not None
         if not seen and now - record.at_s < _APPEAR_S:
             return

@@ -1,8 +1,8 @@
-"""Schedules of local preemptions: by random chains, recorded series, or their price.
+"""Schedules of local preemptions: by random chains, recorded series, or recorded prices.
 
 A schedule is a function of time, so that every caller gets the same result and a restart continues
-the same schedule. Chains, and a series for all pools, begin with the fleet's folder. Series of
-single pools and prices begin together, with the market's replay.
+the same schedule. Chains, and a series for all pools, begin when the fleet's folder is created.
+Series of single pools and prices begin together, with the market's replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from common.spot.market.market_file import Market
     from common.spot.traces.trace import Trace
 
-# Number of stays drawn at a time. It must not depend on the caller, or results would differ.
+# Number of stays (times in one state) that are drawn at once. It must not depend on the caller, or
+# results would differ.
 _BLOCK = 64
 
 
@@ -62,10 +63,10 @@ class SlotSchedule(Protocol):
 
 
 class SlotChain:
-    """One slot's two states: up for `availability` of the time, and down once in a mean cycle.
+    """One slot that is up and down in turn: up for `availability` of the time.
 
-    The simulator's chain (`common.spot.experiments.preemption`) in continuous time: its geometric
-    stays become exponential. It begins in equilibrium.
+    It is the simulator's chain (`common.spot.experiments.preemption`) in continuous time, with
+    exponential instead of geometric stays. It begins in equilibrium.
 
     Args:
         availability: Share of the time; 0 is never up, 1 never down.
@@ -82,7 +83,7 @@ class SlotChain:
         self._switches_s = [0.0]
 
     def up(self, at_s: float) -> bool:
-        """Return True if it is up."""
+        """Return True if the slot is up."""
         return self._up(self._stay(at_s))
 
     def next_switch_s(self, at_s: float) -> float:
@@ -90,11 +91,11 @@ class SlotChain:
         return math.inf if self._constant else self._switches_s[self._stay(at_s)]
 
     def next_down_s(self, at_s: float) -> float:
-        """Return the next time at which it is down: at least `at_s`, inf for never."""
+        """Return the next time at which the slot is down: at least `at_s`, inf for never."""
         return self.next_switch_s(at_s) if self.up(at_s) else at_s
 
     def _stay(self, at_s: float) -> int:
-        """Return the number of the stay at a time, from 1."""
+        """Return the number, from 1, of the stay that contains a time."""
         while not self._constant and self._switches_s[-1] <= at_s:
             first = len(self._switches_s)
             means_s = [self._means_s[self._up(first + number)] for number in range(_BLOCK)]
@@ -132,9 +133,10 @@ class Chains:
 
 
 class Recorded:
-    """A recorded number of machines, which the lower slots have, or one state for all slots.
+    """A schedule from a recorded number of machines: the slots below the number have one.
 
-    With a bid, a recorded price: all slots have machines while it is at most the bid.
+    If the recording has no value above 1, it is one state for all slots. With a bid, the recording
+    has prices, and all slots have machines while the price is at most the bid.
 
     Args:
         trace: The series at its replay speed.

@@ -49,7 +49,7 @@ class OrderRecord(msgspec.Struct, frozen=True):
     usd_per_hour: float | None = None
     # Price above which it is taken away; None for the pool's bid.
     bid_usd_per_hour: float | None = None
-    # Schedule of the pool that a machine without a slot follows.
+    # Slot whose preemptions a spot machine without a slot follows; None for other machines.
     lane: int | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Machines that are processes, found in the process table by their environment.
 
-A machine is the leader of its own session. Its children inherit the environment, and belong to the
-machine without being one.
+A machine is the leader of its own session. Its children inherit the environment and belong to the
+machine, but are not machines themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psutil import Process as Process  # noqa: PLC0414 -- `fleet` names it, too
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The first identifies processes, and is no setting.
+# Variables that identify a machine's process. The first is not a setting of the process.
 _TAG, _DIRECTORY = "FLEET_MACHINE", "DOLL_FLEET_DIRECTORY"
 
 
