@@ -78,7 +78,7 @@ def encode_dead_letter(
 
     Args:
         job: Job whose workers left the record out.
-        record: Claim's entry that names the record.
+        record: The claim's entry that names the record.
         offset: Offset of the record.
         value: None if the record has no value, or if retention deleted it.
         topic_id: Kafka's id of the record's topic. Empty if it is unknown.
@@ -131,7 +131,7 @@ class Note(NamedTuple):
     to: str
     # Jobs that had dead letters about these records.
     jobs: frozenset[str]
-    # Offset in the dead-letter topic. Until the note is read back, it is behind all others.
+    # Offset in the dead-letter topic. Until the note is read back, this is above all other offsets.
     at: int = sys.maxsize
 
     @property

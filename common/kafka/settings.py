@@ -11,7 +11,7 @@ from common.errors import OutsideError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The broker does not wake a waiting fetch, so this is the latency of a record.
+# The embedded broker does not wake a waiting fetch, so this is the latency of a record.
 _EMBEDDED_WAIT_MS = 10
 _CONTROL_TIMEOUT_S = 5.0
 # Receives `sasl.oauthbearer.config`, and returns a token and its expiry in seconds since 1970.
@@ -101,7 +101,7 @@ class KafkaSettings:
     topic_maker: EmbeddedControl | None = None
     # Our location, as in the brokers' `broker.rack`. Empty if unknown.
     rack: str = ""
-    # Passed on under the client's names.
+    # More properties of the client library, by its names.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Used for SASL/OAUTHBEARER if `properties` cannot express it.
     token: MakeToken | None = None
@@ -216,8 +216,8 @@ def member_properties(
     }
     if settings.group_protocol == "consumer" and not hold:
         # If a member's answer to a revocation is lost, it keeps its partitions from others this
-        # long. This was seen once in hours of faults, with the default of 5 min. We poll all the
-        # time.
+        # long. This was seen once in hours of faults, with the default of 5 min. A short limit is
+        # safe, because we poll all the time.
         return {**properties, "group.protocol": "consumer", "max.poll.interval.ms": 30_000}
     session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms
     properties |= {

@@ -64,7 +64,7 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[ClientMessage] = []
-        # The client by itself waits a second.
+        # By itself, the client would request the topic's metadata only after a second.
         if span.topic not in self._met:
             self._meet(span, timeout_s)
         self._assign(cursor)

@@ -1,9 +1,9 @@
 """A member's numbers if slices of the weights have owners: all weights, some optimizer state.
 
-    counts         weights, and optimizer state of the slices held here
+    in force       weights, and optimizer state of the slices held here
     prepared       the weights after a step, and state of the slices owned in this step
 
-A step is computed beside the numbers that count, so a step that is never committed changes nothing.
+A step is prepared beside the numbers in force, so a step that is never committed changes nothing.
 """
 
 from __future__ import annotations
