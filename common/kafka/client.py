@@ -192,7 +192,7 @@ def end_in(run: Sequence[ClientMessage]) -> int | None:
 
 
 def forbidden(error: KafkaError, *rights: str) -> str:
-    """Return a text that names the refused right: one of `rights`, by its resource."""
+    """Return a text with the refused right: the one of `rights` on the error's kind of resource."""
     kind = FORBIDDEN[error.code()]
     right = next((each for each in rights if f" on {kind} " in each), f"a right on a {kind}")
     return f"Kafka refuses {right}: grant it as in docs/howto/security.md ({error.name()})"

@@ -96,7 +96,7 @@ def encode_dead_letter(
 def encode_dead_letters(
     job: str, record: Quarantined, topic_ids: Mapping[Partition, str] | None = None
 ) -> Iterator[EncodedDeadLetter]:
-    """Yield one dead letter for each span of a quarantined batch, each with the whole record.
+    """Yield a dead letter for each span of a quarantined batch. Its value is the whole quarantine.
 
     Args:
         job: Job that quarantined the batch.
@@ -211,7 +211,7 @@ class DeadLetter(NamedTuple):
         return record.batch if isinstance(record, Quarantined) else None
 
     def is_of(self, record: LogRecord | None) -> bool:
-        """Return True if this is the unusable record; its log may have lost records since."""
+        """Return True if `record` is the unusable one. A log that lost records may have another."""
         if record is None or None in {record.value, self.value}:
             return record is not None and record.value is self.value
         kept = self.value or b""

@@ -179,7 +179,7 @@ class TopicWatch:
     def look(
         self, topics: Callable[[], Collection[str]], *, urgent: Collection[str]
     ) -> dict[str, str | KafkaError]:
-        """Return the ids that the last request found, once; send a new request when it is due.
+        """Return the last request's ids or errors, once; else {}. Send a request when it is due.
 
         Args:
             topics: Returns the topics to check at intervals.

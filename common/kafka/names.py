@@ -108,7 +108,7 @@ def dead_letter_topic(stream: str) -> str:
 
 
 def positions_topic(job: str, source: str, to: str) -> str:
-    """Return the topic (and group) that has a model server's position between two topics."""
+    """Return the name of the topic, and group, of a model server's position between two topics."""
     return f"{_positions(job)}{source}.{to}"
 
 

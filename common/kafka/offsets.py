@@ -25,7 +25,7 @@ Which: TypeAlias = Literal["start", "end", "high watermark"]
 
 
 class Offset(NamedTuple):
-    """The first or the last end of a log, with a leader epoch."""
+    """The start or the end of a log, with a leader epoch."""
 
     offset: int
     # Leader epoch of the first record; for an end, the current leader epoch. -1 if the broker has

@@ -60,7 +60,7 @@ class NewTopic(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that the topic's users rely on, by Kafka's names. The cluster has the others."""
+        """Settings that the topic's users rely on, by Kafka's names. Others are the cluster's."""
         if not (self.kept_forever or self.compacted):
             return {}
         lag = {"min.compaction.lag.ms": f"{self.compaction_lag_s * 1000:.0f}"}
@@ -412,7 +412,7 @@ class Log(Protocol):
         """
 
     def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
-        """Return the offset after the last record, with open transactions; otherwise as `ends`."""
+        """Return the offset after the last record, even of an open transaction; else as `ends`."""
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None

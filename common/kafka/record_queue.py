@@ -147,7 +147,7 @@ class WaitingRecords:
         return overfull
 
     def lacks(self, halted: set[Partition]) -> bool:
-        """Return True to wait for a partition that has more to read and no record here."""
+        """Return True if a partition with more to read but no record here is worth a wait."""
         now, since = time.monotonic(), self._lacking_since
         # A partition that waits for a check of its topic has records here, so nobody waits for it.
         # Otherwise, of a thousand partitions with few records, some would always cause a wait.
@@ -158,7 +158,7 @@ class WaitingRecords:
     def give_out(
         self, here: Collection[Partition], lags: Mapping[Partition, int], wanted: int, run: int
     ) -> list[Fetched]:
-        """Take records out of these partitions, in turn."""
+        """Remove and return up to `wanted` records of these partitions, in turns of up to `run`."""
         counts = {partition: len(self._queues[partition]) for partition in here}
         given = [
             fetched(partition, self._queues[partition].take(count))

@@ -263,9 +263,9 @@ class KafkaStreamReader:
         return client
 
     def _rejoin(self) -> None:
-        """Rejoin with a new client: the old one never reads a recreated topic.
+        """Rejoin with a new client, because the old one may never read a recreated topic.
 
-        That is so if the new topic's leader epochs are lower than those that the client has seen.
+        It reads none whose leader epochs are lower than those that it has seen under that name.
         """
         # This revokes the partitions.
         self._client.close()
@@ -396,7 +396,7 @@ class KafkaStreamReader:
                 self._unsought.add(partition)
 
     def _look_at_topics(self) -> None:
-        """Compare topics with their positions' ids, and read the partitions that wait for it."""
+        """Compare topics' ids with their positions', and release partitions that wait for this."""
         urgent = {each.topic for each in (*self._unidentified, *self._unproved)}
         found = self._watch.look(self._named, urgent=urgent)
         if not found:

@@ -439,7 +439,7 @@ class CompactedTable(Generic[T]):
             self._lost_since.pop(name, None)
             return False
         if in_force is not None:
-            # The broker's clock may be ahead of ours. Then the time of the record is now.
+            # If the broker's clock is ahead of ours, the record counts as written now.
             self._lost_since[name] = min(record.timestamp_s, self._clock())
         return False
 

@@ -208,7 +208,7 @@ class KafkaTail:
         self._notify()
 
     def _is_stale(self) -> bool:
-        """Return True if the error is old and may be over, because its reader reads seldom."""
+        """Return True if the error is so old that it may be over: the reader reads seldom."""
         return time.monotonic() - self._complained_s > _STALE_S
 
     def allow(self) -> None:
@@ -259,7 +259,7 @@ class Tails:
         *,
         prompt: bool = False,
     ) -> KafkaTail:
-        """Open a tail on the first matching consumer that does not read its partition."""
+        """Open a tail, on the first consumer with this `prompt` that can read the partition."""
         with self._lock:
             for consumer in self._consumers:
                 if consumer.prompt == prompt and consumer.is_free(partition):
@@ -543,7 +543,7 @@ class _TailConsumer:
         return [message for message in run if message.error() is None]
 
     def _leave_out(self, message: ClientMessage) -> None:
-        """Log if Kafka refuses the readers' group. Only one consumer of a process is not prompt."""
+        """Log if Kafka refuses the readers' group. Only the consumer that is not prompt logs it."""
         error = message.error()
         if error is not None and error.code() == GROUP_REFUSED and not self.prompt:
             right = forbidden(error, self._settings.right("read", f"group {ALONE}"))

@@ -122,7 +122,7 @@ class SlicedTrainer:
             self._held[number].prepare(*(weights, total, samples, rate * scale, following, norm))
 
     def commit(self, owned: Collection[int]) -> None:
-        """Make the prepared step count, and drop the state of slices that were not owned in it."""
+        """Put the prepared step in force; drop the state of slices that were not owned in it."""
         self._weights, self.following = self.following, self._weights
         self._held = {number: self._held[number] for number in owned}
         for each in self._held.values():
