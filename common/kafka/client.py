@@ -79,7 +79,7 @@ _SHUT_OUT = {
         "check DOLL_KAFKA_SECURITY_PROTOCOL and, with certificates, DOLL_KAFKA_SSL_CA_LOCATION"
     ),
 }
-# The time differs in each message, so that repeated messages would look new.
+# Part of a message that differs each time. It is removed, or repeated messages would look new.
 _TIMES = re.compile(r" \(after \d+ms in state .*\)")
 # The client quotes a setting that it refuses. The value may be a password in the wrong variable.
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)

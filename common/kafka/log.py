@@ -339,8 +339,8 @@ class KafkaLog:
         with self._lock:
             producer, self._producer = self._producer, None
             # The admin client's thread receives answers. An answer that arrives after the
-            # interpreter has ended kills the process. Threads may hold the log until then, so the
-            # client goes now.
+            # interpreter has ended kills the process. Other threads may still refer to this log
+            # then, so the client is dropped here.
             admin = self.__dict__.pop("_made_admin", None)
         del admin
         if producer is not None:

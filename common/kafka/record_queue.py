@@ -169,7 +169,7 @@ class WaitingRecords:
         return given
 
     def reached(self, cursors: Mapping[Partition, Cursor]) -> list[LogEndReached]:
-        """Return, once each, ends above the last record, if all records before were returned."""
+        """Return each end above a partition's last record, once all its records were returned."""
         ends, self._ended = self._ended - self.filled, self._ended & self.filled
         reached = list[LogEndReached]()
         for partition in ends & self._at_end:

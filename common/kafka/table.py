@@ -68,7 +68,7 @@ _READ_RECORDS = 1000
 _READ_S = 0.2
 # A broker's election of a leader takes some seconds.
 PATIENCE_S = 15.0
-# Digits of a number: more than writers can ever reach one by one.
+# Maximum number of digits of a record's number. Writers count by one, so they never reach it.
 _MOST_DIGITS = 15
 # Remedy if the topic has lost records.
 RESTORE = "restore the records with `doll restore FILE`"
@@ -338,7 +338,7 @@ class CompactedTable(Generic[T]):
         """Apply the available records; return True if there were any."""
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
-        # The topic is not the one that was read.
+        # The topic is not the one that was read: it was recreated, or has lost records.
         except (ExpiredError, TruncatedError):
             self._read_again()
             return False

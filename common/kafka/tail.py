@@ -316,8 +316,8 @@ class _TailConsumer:
         self._settings = settings
         # Partitions of tails that are not closed.
         self._taken = dict[Partition, KafkaTail]()
-        # Deleted topics. The client knows their leader epochs, and would never read recreated
-        # topics under lower ones.
+        # Deleted topics. The client has seen their leader epochs, and would never read a recreated
+        # topic of the same name with lower epochs.
         self._gone = set[str]()
         # Orders of other threads to this one.
         self._orders = SimpleQueue["Callable[[], None]"]()
@@ -516,8 +516,8 @@ class _TailConsumer:
         end = None
         if not are_records(run):
             end = end_in(run)
-            # Errors count before a seek, too: the client does not seek in a stopped partition, and
-            # reports it once.
+            # Errors are handled even before a seek. The client does not seek in a partition that it
+            # has stopped, and reports the stop only once.
             run = self._without_errors(tail, run)
         return ([], None) if tail.partition in self._unsought else (run, end)
 

@@ -229,7 +229,7 @@ class KafkaWriter:
         self._await_room(topic, size)
         if self._appended == self._reported:
             self._moved_s = time.monotonic()
-        # Counted before its report may arrive.
+        # Counted first, because the report may arrive before `produce` returns.
         self._appended += 1
         self._appended_bytes += size
         produce = partial(

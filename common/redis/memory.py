@@ -270,7 +270,7 @@ class MemoryBoard:
             nonlocal after
             there = self._notices().triggers.get(stream, {})
             newer = {it: data for it, data in there.items() if it > after}
-            # Garbage counts as read.
+            # Entries that do not parse are skipped like read ones.
             after = max(newer, default=after)
             return self._parsed(newer.values())
 
