@@ -1,4 +1,4 @@
-"""Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
+"""Kafka as the `Log` port: manages topics, finds their bounds, and makes readers and writers.
 
 A process has one consumer for all tails, one more for prompt tails, one producer for all writers,
 one client for metadata, and one that creates topics and requests metadata of many at once.

@@ -153,7 +153,11 @@ class KafkaStreamReader:
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """See the port."""
+        """See the port.
+
+        While records of some partitions arrive and others lack theirs, this may take a fraction of
+        a second longer than `timeout_s`: see `WaitingRecords.lacks`.
+        """
         self._complaints.raise_fatal(self._name, self._right("read", f"group {self._group}"))
         wanted = 0 if self._paused else max_records
         deadline = time.monotonic() + timeout_s
@@ -198,7 +202,7 @@ class KafkaStreamReader:
         self._seek_unsought()
 
     def _is_recreated(self, partition: Partition, position: int | LogPosition) -> bool:
-        """Return True if the position's topic is another one than the client has seen."""
+        """Return True if a position's topic id differs from the one that the client has seen."""
         topic_id = LogPosition.of(position).topic_id
         return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id
 

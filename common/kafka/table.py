@@ -89,7 +89,7 @@ class Unreadable(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """The record of a name that counts."""
+    """The record in force of a name."""
 
     number: int
     value: bytes

@@ -217,11 +217,11 @@ class KafkaTail:
             self._error = None
 
     def overflows(self) -> bool:
-        """Return True if it holds too much to continue."""
+        """Return True if this tail has too many unread bytes to continue."""
         return self._put_bytes - self._read_bytes > _HELD_BYTES
 
     def has_room(self) -> bool:
-        """Return True if it holds little enough to fetch again."""
+        """Return True if this tail has few enough unread bytes to fetch again."""
         return self._put_bytes - self._read_bytes <= _HELD_BYTES // 2
 
     def _notify(self) -> None:

@@ -353,7 +353,7 @@ def slice_state(
 
 
 def whole_of(parts: Iterable[bytes]) -> bytes:
-    """Combine what owners have stored of one version into a trainer's snapshot.
+    """Combine the slices of one version, stored by their owners, into a trainer's snapshot.
 
     Args:
         parts: Results of `SlicedTrainer.snapshot`, each with its slices' weights.

@@ -129,7 +129,7 @@ class SlicedTrainer:
             each.commit()
 
     def snapshot(self, numbers: Collection[int], *, whole: bool = True) -> bytes:
-        """Copy the optimizer's state of slices, and all weights if `whole`, else theirs alone."""
+        """Copy the optimizer state of slices, with all weights if `whole`, else with their own."""
         tensors = {
             f"{number}.{name}": array for number in numbers for name, array in self._of(number)
         }
