@@ -353,7 +353,7 @@ class _TailConsumer:
     # --- for other threads ------------------------------------------------------------------------
 
     def is_free(self, partition: Partition) -> bool:
-        """Return True if it can read a partition for another tail. The lock must be held."""
+        """Return True if this consumer can take on a partition. The lock must be held."""
         is_taken = partition in self._taken or partition.topic in self._gone
         return not self._ending and not is_taken
 
