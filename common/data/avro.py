@@ -190,7 +190,7 @@ def _read_items(
         if (sized := counts < 0).any():
             records.varints(going[sized])
             counts = np.abs(counts)
-        # Items that take no bytes would allow any count.
+        # Without this check, a record could claim any number of items that take no bytes.
         if (many := counts > records.left(going)).any():
             records.refuse(
                 going[many], "an array in the record has more items than the record has bytes"

@@ -164,7 +164,8 @@ class Column:
     ) -> tuple[npt.NDArray[Any], dict[int, str]]:
         """Return the column of an integer field, and the reasons of bad rows.
 
-        The parser checked all values except floats, which may be integers.
+        The parser checked all values except floats. A float is accepted if it is a whole number
+        that the dtype can hold.
         """
         numbers = np.array(values, self._dtype if self.shape else None)
         if numbers.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Read CSV as records. Rules decide cell by cell, so all files are read the same way.
+"""Read CSV as records. The same rules apply to every cell, so all files are read the same way.
 
 - The first row is a header if none of its cells is a number.
 - A column of numbers is one feature, unchanged; an empty cell is 0. The label is an integer.

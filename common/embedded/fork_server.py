@@ -162,7 +162,7 @@ def prepare(*services: str) -> None:
     """Load the modules of services in the fork server, without waiting for it.
 
     Args:
-        services: Services, those that start first at the front.
+        services: Names of services, in the order in which they will start.
     """
     if sys.platform != "linux":
         return

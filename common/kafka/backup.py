@@ -101,8 +101,9 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
 
     Raises:
         UserError: If the content is no backup.
-        ConflictError: If a topic has other records of the same names and `replace` is false, or if
-            somebody else writes them at the same time. Nothing is written to that topic then.
+        ConflictError: If a topic has other records of the same names and `replace` is false;
+            nothing is written to that topic then. Also if another program writes these names at the
+            same time; some records may be written then.
         UnavailableError: If Kafka is unavailable for long.
     """
     backup = _decoded(content)
@@ -131,7 +132,7 @@ def _counts(found: Mapping[str, _Topic]) -> dict[str, int]:
 
 
 def _differing(topic: str, saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each setting that is not as it was saved."""
+    """Return a sentence for each saved setting that differs now, except those the table checks."""
     ours = table_topic(topic).settings
     return [
         f"{topic}: {name} was {saved[name]} and is now {now.get(name, 'not set')}"
@@ -145,10 +146,10 @@ def _table(log: Log, topic: str, noun: str) -> BackupTable[bytes]:
 
 
 class BackupTable(CompactedTable[T]):
-    """A table whose records a backup has as they are in force."""
+    """A table that reads its records for a backup, and restores them from one."""
 
     def in_force(self) -> dict[str, InForce]:
-        """Return the records that count as of now, by name.
+        """Return the record in force of each name, as of now.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -158,7 +159,7 @@ class BackupTable(CompactedTable[T]):
             return dict(self._in_force)
 
     def restore(self, records: Mapping[str, InForce], *, replace: bool) -> int:
-        """Write records of a backup, each with its number, and return once they count.
+        """Write records of a backup, each with its number, and return once they are in force.
 
         Records that the topic has already are left alone, so a restore that was interrupted can be
         repeated.
@@ -172,8 +173,9 @@ class BackupTable(CompactedTable[T]):
             Number of records that were written.
 
         Raises:
-            ConflictError: If the topic has other records of these names; nothing is written then.
-                Or if somebody else writes these names now.
+            ConflictError: If the topic has other records of these names and `replace` is false;
+                nothing is written then. Also if another program writes these names at the same
+                time.
             UnavailableError: If Kafka is unavailable for long; some records may be written then.
         """
         with self._lock:

@@ -32,7 +32,7 @@ _SLICE_S = 0.02
 # The client counts whole milliseconds. Below one, it spins instead of waiting.
 _SHORTEST_S = 0.001
 
-# A fetch has reached the end of the log. The message's offset is the end.
+# Code of the message that says that a fetch has reached the log's end. Its offset is that end.
 AT_END = KafkaError._PARTITION_EOF  # noqa: SLF001 -- the library's name for its own errors
 OUT_OF_RANGE = frozenset(
     {
@@ -52,12 +52,12 @@ UNKNOWN = frozenset(
 # The client's error if it finds no leader for any partition of a request: the partitions do not
 # exist, or have no leader now.
 NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- as above
-# The client's error, without a request, for a partition that it does not know of a topic.
+# The client's error for a partition that its metadata of the topic lacks. No broker was asked.
 ADDED = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 -- as above
 # A leader was elected since the client's last metadata request. A client that only requests offsets
 # keeps its outdated leader for minutes, until it requests the topic's metadata.
 STALE_LEADER = KafkaError.FENCED_LEADER_EPOCH
-# Kind of resource that a refused right is on, by the error's code.
+# Kind of resource to which access was refused, by the error's code.
 FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
@@ -65,7 +65,8 @@ FORBIDDEN = {
     # Reported to a producer that may write to no topic, and for topics that we may not create.
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "topic",
 }
-# Refused access to the group of readers outside a job's group. They read without it.
+# Code of the error if Kafka refuses access to `ALONE`, the group of readers outside a job's group.
+# They can read nevertheless.
 GROUP_REFUSED = KafkaError.GROUP_AUTHORIZATION_FAILED
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- as above
 # Errors of a refused connection, and what to do about each.
@@ -78,7 +79,7 @@ _SHUT_OUT = {
         "check DOLL_KAFKA_SECURITY_PROTOCOL and, with certificates, DOLL_KAFKA_SSL_CA_LOCATION"
     ),
 }
-# The time differs in each message, so that repeated messages would look new.
+# Part of a message that differs each time. It is removed, or repeated messages would look new.
 _TIMES = re.compile(r" \(after \d+ms in state .*\)")
 # The client quotes a setting that it refuses. The value may be a password in the wrong variable.
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
@@ -151,7 +152,7 @@ def place_of(record: ClientMessage) -> tuple[str, int]:
 def runs_of(
     messages: Sequence[ClientMessage],
 ) -> Iterator[tuple[tuple[str, int], list[ClientMessage]]]:
-    """Yield runs of messages of the same partition, each with its topic and number."""
+    """Yield runs of messages of the same partition, each with its topic and partition number."""
     begin = 0
     for place, run in groupby(zip(map(_TOPIC, messages), map(_PARTITION, messages), strict=True)):
         end = begin + len(list(run))
@@ -191,7 +192,7 @@ def end_in(run: Sequence[ClientMessage]) -> int | None:
 
 
 def forbidden(error: KafkaError, *rights: str) -> str:
-    """Return a text that names the refused right: one of `rights`, by its resource."""
+    """Return a text with the refused right: the one of `rights` on the error's kind of resource."""
     kind = FORBIDDEN[error.code()]
     right = next((each for each in rights if f" on {kind} " in each), f"a right on a {kind}")
     return f"Kafka refuses {right}: grant it as in docs/howto/security.md ({error.name()})"

@@ -39,7 +39,8 @@ class Cursor:
         self.topic_id = known.topic_id
         # Epoch of the last record below the position; -1 if unknown.
         self.epoch = known.epoch
-        # The position, and the offset found there instead.
+        # The position at which a hole was seen last, and the next offset that the fetch had
+        # instead.
         self._hole_at: tuple[int, int] | None = None
         self._has_holes = False
 
@@ -68,7 +69,8 @@ class Cursor:
         """Advance over offsets without records, up to the end that a fetch has reached.
 
         Returns:
-            True if the records must be fetched again first: the end follows a hole, too.
+            True if the records must be fetched again first. An end above the position shows a hole,
+            which must be seen twice, too.
         """
         if end > self.position:
             if not self._believes(end):

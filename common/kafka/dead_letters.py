@@ -78,7 +78,7 @@ def encode_dead_letter(
 
     Args:
         job: Job whose workers left the record out.
-        record: Claim's entry that names the record.
+        record: The claim's entry that names the record.
         offset: Offset of the record.
         value: None if the record has no value, or if retention deleted it.
         topic_id: Kafka's id of the record's topic. Empty if it is unknown.
@@ -96,7 +96,7 @@ def encode_dead_letter(
 def encode_dead_letters(
     job: str, record: Quarantined, topic_ids: Mapping[Partition, str] | None = None
 ) -> Iterator[EncodedDeadLetter]:
-    """Yield one dead letter for each span of a quarantined batch, each with the whole record.
+    """Yield a dead letter for each span of a quarantined batch. Its value is the whole quarantine.
 
     Args:
         job: Job that quarantined the batch.
@@ -131,7 +131,7 @@ class Note(NamedTuple):
     to: str
     # Jobs that had dead letters about these records.
     jobs: frozenset[str]
-    # Offset in the dead-letter topic. Until the note is read back, it is behind all others.
+    # Offset in the dead-letter topic. Until the note is read back, this is above all other offsets.
     at: int = sys.maxsize
 
     @property
@@ -211,7 +211,7 @@ class DeadLetter(NamedTuple):
         return record.batch if isinstance(record, Quarantined) else None
 
     def is_of(self, record: LogRecord | None) -> bool:
-        """Return True if this is the unusable record; its log may have lost records since."""
+        """Return True if `record` is the unusable one. A log that lost records may have another."""
         if record is None or None in {record.value, self.value}:
             return record is not None and record.value is self.value
         kept = self.value or b""

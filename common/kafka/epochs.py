@@ -50,15 +50,16 @@ _NO_ID = "A" * 22
 _LOOK_S = 2.0
 # Pause after a failed request.
 _LOOK_AGAIN_S = 0.5
-# Minimum pause after an answer: if records trickle in, every check looks urgent.
+# Minimum pause after an answer. Without it, a slow trickle of records would cause one request after
+# the other, because each record makes a check urgent.
 _LOOK_SOON_S = 0.02
 
 
 def divergent_offset(error: KafkaError) -> int | None:
-    """Return the first offset of another log that an error names; None if it names none.
+    """Return the offset at which the log diverges from the known one; None if the error has none.
 
-    The client finds this out and reports it only in its message. If all epochs of a log are later
-    than the requested one, nothing is left of what was read.
+    The client names the offset only in the error's text. The offset is -1 if all epochs of the log
+    are later than the requested one. Then nothing is left of what was read, and 0 is returned.
     """
     said = _BROKER_END.search(error.str())
     return None if said is None else max(int(said[1]), 0)
@@ -67,12 +68,12 @@ def divergent_offset(error: KafkaError) -> int | None:
 def epoch_ends(
     settings: KafkaSettings, epochs: Mapping[Partition, int], timeout_s: float
 ) -> dict[Partition, int]:
-    """Return where records of leader epochs up to the given ones end in each partition's log.
+    """Return the offset after the last record of each partition's given epoch, or an earlier one.
 
-    The client asks the brokers when it is told to continue after a record of that epoch, and
-    reports their answer if its position is above the epoch's end. So this uses a position above
-    every log's end. Each call makes a new client: a client that has seen higher epochs under this
-    topic's name, before the topic was recreated, gets no answer.
+    If the client seeks a position with an epoch, it asks a broker where that epoch ends. It reports
+    the answer if the position is above this end. So this function seeks a position above every
+    log's end. Each call makes a new client: a client that has seen higher epochs under this topic's
+    name, before the topic was recreated, gets no answer.
 
     Raises:
         UnavailableError: If some answers did not arrive in time.
@@ -178,7 +179,7 @@ class TopicWatch:
     def look(
         self, topics: Callable[[], Collection[str]], *, urgent: Collection[str]
     ) -> dict[str, str | KafkaError]:
-        """Return the ids that the last request found, once; send a new request when it is due.
+        """Return the last request's ids or errors, once; else {}. Send a request when it is due.
 
         Args:
             topics: Returns the topics to check at intervals.

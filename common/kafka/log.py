@@ -1,4 +1,4 @@
-"""Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
+"""Kafka as the `Log` port: manages topics, finds their bounds, and makes readers and writers.
 
 A process has one consumer for all tails, one more for prompt tails, one producer for all writers,
 one client for metadata, and one that creates topics and requests metadata of many at once.
@@ -61,7 +61,8 @@ _METADATA_RETRY_S = 0.02
 # Time for a leader's election: a topic may have been created just now, or a partition may have a
 # new leader that the client does not know yet.
 _ELECTION_S = 2.0
-# The client's errors without a request to a broker. The partition's existence must be checked.
+# Errors that the client returns without a request to a broker. They do not prove that the partition
+# is missing, so its existence must be checked.
 _NOT_ASKED = frozenset({NO_LEADERS, ADDED})
 _ELECTING = frozenset(
     {
@@ -109,9 +110,10 @@ class KafkaLog:
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port."""
-        # The client finds its brokers meanwhile.
+        # Made first, so that it finds its brokers during the checks below.
         admin = self._admin
-        # Kafka refuses to create an existing topic if we lack the right to create it.
+        # Existing topics are left out: without the right to create topics, Kafka would refuse
+        # these, too.
         made = [topic for topic in wanted if not self._exists(topic.name)]
         if not made:
             return
@@ -337,8 +339,8 @@ class KafkaLog:
         with self._lock:
             producer, self._producer = self._producer, None
             # The admin client's thread receives answers. An answer that arrives after the
-            # interpreter has ended kills the process. Threads may hold the log until then, so the
-            # client goes now.
+            # interpreter has ended kills the process. Other threads may still refer to this log
+            # then, so the client is dropped here.
             admin = self.__dict__.pop("_made_admin", None)
         del admin
         if producer is not None:
@@ -362,9 +364,8 @@ class KafkaLog:
 
     @cached_property
     def _made_admin(self) -> AdminClient:
-        # Its requests go to the broker that any live broker names as the controller, and
-        # wait for that one, dead or not, until the client learns of another: by default
-        # up to 5 min.
+        # The client sends these requests to the controller that its metadata names. If that broker
+        # is dead, they wait until the client refreshes its metadata, by default up to 5 min.
         properties = {"topic.metadata.refresh.interval.ms": _CONTROLLER_MS}
         return made(AdminClient, client_properties(self._settings) | properties)
 
@@ -394,10 +395,10 @@ class KafkaLog:
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition],
     ) -> dict[Partition, int]:
-        """Return up to where each log has records of epochs no later than its position's.
+        """Return the offset after each log's last record of the position's epoch or an earlier one.
 
         While a leader epoch is in force, the ends of earlier epochs are final, so each is requested
-        once. If several threads request ends, each keeps its answer in the table that it looked
+        once. If several threads request ends, each stores its answer in the table that it looked
         into, even if another thread has replaced the table for a later epoch.
         """
         reached, unknown = dict[Partition, int](), dict[Partition, PastEpochs]()
@@ -494,7 +495,7 @@ class KafkaLog:
         try:
             metadata = self._client.list_topics(topic, timeout=timeout_s)
         except KafkaException as raised:
-            # Collects the client's errors, which say more than that nobody answered.
+            # This collects the errors of the client's threads, which say more than this exception.
             self._client.poll(0)
             if not self._let_in:
                 self._complaints.raise_shut_out(doing)

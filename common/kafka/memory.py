@@ -105,7 +105,7 @@ class MemoryStreamReader:
         self._paused = False
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """See the port. Nobody reads them here."""
+        """See the port. The offsets are dropped, because nobody reads them here."""
 
     def lag(self) -> dict[Partition, int]:
         with self._log.here():
@@ -140,7 +140,7 @@ class MemoryStreamReader:
         return [each for each in share if each not in self._group.owner]
 
     def _readable(self) -> list[Partition]:
-        """Return placed partitions that are not at their end, which have an event."""
+        """Return placed partitions that are not at their end, or whose log has lost records."""
         return [
             partition
             for partition, position in self._positions.items()
@@ -195,7 +195,7 @@ class MemoryStreamReader:
         return events
 
 
-# Kafka's default.
+# The client library's default.
 MAX_RECORD_BYTES = 1_000_000
 # Epoch of the only leader of a log in memory.
 EPOCH = 0
@@ -493,7 +493,7 @@ class MemoryLog:
         return stored[partition.index]
 
     def loss(self, partition: Partition, known: LogPosition) -> LogTruncated | None:
-        """Return a loss of records that a position knows. The lock must be held.
+        """Return how the log below a position was lost; None if it was not. The lock must be held.
 
         Raises:
             UnknownTopicError: If the partition does not exist.
@@ -638,7 +638,7 @@ class MemoryTail:
             if at.offset < stored.start:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")
             run = stored.read(at.offset, max_records)
-            # Only holes are left.
+            # True if the log is read to its end: after these records, there are only holes.
             whole = len(run) < max_records
             self._position = at._replace(offset=stored.end if whole else run[-1].offset + 1)
             return run

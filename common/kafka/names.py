@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # Tables (see `common.kafka.table`): the key is a name, the value its entry.
 JOBS = "doll.jobs"
 KEYS = "doll.keys"
-# Compacted. The key is topic and source, the value the part of the source that was sent.
+# Compacted. The key names a topic and a source; the value says how much of the source was sent.
 PRODUCED = "doll.produced"
 # Prefix that no datastream may have.
 RESERVED_PREFIX = "doll."
-# Topics may have letters, digits, dots, underscores and hyphens; names of jobs have no capital
-# letter. So no name equals another job's id.
+# The id of a job after a purge. It has a capital I, which names of jobs cannot have, so no name
+# equals another job's id.
 _ID = re.compile(r"(?P<name>.+)\.I[0-9]+")
 # Name of a job or an API key.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -108,14 +108,15 @@ def dead_letter_topic(stream: str) -> str:
 
 
 def positions_topic(job: str, source: str, to: str) -> str:
-    """Return the topic (and group) that has a model server's position between two topics."""
+    """Return the name of the topic, and group, of a model server's position between two topics."""
     return f"{_positions(job)}{source}.{to}"
 
 
 def own_topics(job: str, topics: Iterable[str]) -> list[str]:
     """Return the topics that a job owns.
 
-    A model server's topic that looks like a topic of a job "JOB.served.SOURCE" is left out.
+    A topic of a model server's position is left out if it may also belong to another job, whose
+    name is "JOB.served.SOURCE".
     """
     own = (control_topic(job), updates_topic(job), schemas_topic(job), plans_topic(job))
     kinds = tuple(topic.removeprefix(group_name(job)) for topic in own)
@@ -185,8 +186,8 @@ def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str,
         if name not in found or found[name] == wanted:
             continue
         if name == "cleanup.policy":
-            # A topic that compacts refuses records without a key, and keeps only one record of each
-            # key. A compacted topic that does not compact merely grows.
+            # If a topic compacts that should not, it refuses records without a key, and keeps only
+            # one record of each key. If a topic does not compact that should, it merely grows.
             loses = "compact" in policies and not topic.compacted
             if loses or "compact" not in policies:
                 yield name, loses
@@ -194,7 +195,8 @@ def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str,
             if int(found[name]) < LEAST_MESSAGE_BYTES:
                 yield name, True
         elif name == "min.compaction.lag.ms":
-            # Compaction within seconds of a lost race could undo a change.
+            # Compaction of a lost record, before its repair, could undo a change: see
+            # `common.kafka.table`.
             if int(found[name]) < int(wanted):
                 yield name, False
         elif "delete" in policies:

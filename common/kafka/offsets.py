@@ -25,10 +25,11 @@ Which: TypeAlias = Literal["start", "end", "high watermark"]
 
 
 class Offset(NamedTuple):
-    """An end of a log."""
+    """The start or the end of a log, with a leader epoch."""
 
     offset: int
-    # Epoch of the record; for an end, the current leader epoch. -1 if the broker has no epochs.
+    # Leader epoch of the first record; for an end, the current leader epoch. -1 if the broker has
+    # no epochs.
     epoch: int
 
 
@@ -103,7 +104,8 @@ def _both(start: Offset | KafkaError, end: Offset | KafkaError) -> Bounds | Kafk
 def _offset_of(answer: Future[ListOffsetsResultInfo]) -> Offset | KafkaError:
     try:
         found = answer.result()
-        # The client's number for a missing offset: the partition's leader did not answer.
+        # A negative offset means that the client got none, because the partition's leader did not
+        # answer.
         if found.offset < 0:
             return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- the library's own name
         return Offset(found.offset, -1 if found.leader_epoch is None else found.leader_epoch)

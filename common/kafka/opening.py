@@ -110,6 +110,6 @@ class MskToken:
         self._signed = MSKAuthTokenProvider.generate_auth_token
 
     def __call__(self, _config: str) -> tuple[str, float]:
-        """Return a new token and its expiry; an error says that there are no credentials."""
+        """Return a new token and its expiry in seconds since 1970; raise without credentials."""
         token, until_ms = self._signed(self._region)
         return token, until_ms / 1e3

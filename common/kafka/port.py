@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.core.spans import LogPosition, Partition, Span
     from common.errors import DeliveryError
 
-# Limits the memory for a topic that accepts nothing; a job needs far less.
+# Limits the memory of a writer whose topic accepts nothing; a job needs far less.
 WRITER_BYTES = 16 << 20
 
 
@@ -60,7 +60,7 @@ class NewTopic(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that the topic's users rely on, by Kafka's names. The cluster has the others."""
+        """Settings that the topic's users rely on, by Kafka's names. Others are the cluster's."""
         if not (self.kept_forever or self.compacted):
             return {}
         lag = {"min.compaction.lag.ms": f"{self.compaction_lag_s * 1000:.0f}"}
@@ -79,7 +79,7 @@ class FoundTopic(NamedTuple):
     # The id as text. A recreated topic has another id. Empty if the broker has no ids (before Kafka
     # 2.8, and the built-in broker).
     topic_id: str
-    # Number of partitions, counted from 0.
+    # Number of partitions. Their indexes start at 0.
     partitions: int
 
 
@@ -166,7 +166,7 @@ class StreamReader(Protocol):
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """Wait for events. Their order, and that within a partition, is the broker's.
+        """Wait for events. They have the broker's order, and so have the records of a partition.
 
         Rebalances happen only inside this call. Once an event says that a partition is revoked or
         not yet placed, its records are never returned. Partitions with waiting records take turns,
@@ -198,13 +198,13 @@ class StreamReader(Protocol):
         """Undo `pause`. No fetched records are lost."""
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """Commit offsets of this member's partitions. Only lag tools read them.
+        """Commit offsets of this member's partitions. Only tools that show consumer lag read them.
 
         Returns at once and never raises. The next commit repeats refused offsets.
         """
 
     def lag(self) -> dict[Partition, int]:
-        """Return the records between position and end, by the client's latest statistics."""
+        """Return the number of records between position and end, as the client last knew it."""
 
     def close(self) -> None:
         """Leave the group at once."""
@@ -404,15 +404,15 @@ class Log(Protocol):
     def ends(self, partitions: Collection[Partition]) -> Positions:
         """Return the offset after the last visible record, for all partitions at once.
 
-        Partitions without a known end, or that do not exist, are left out, so that they do not hide
-        the others' ends. `partitions` of their topic says which of the two is true.
+        A partition is left out if its end is unknown, or if it does not exist, so that the ends of
+        the others are still returned. Use `partitions` to see if it exists.
 
         Raises:
             UnavailableError: If the broker is unavailable.
         """
 
     def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
-        """Return the offset after the last record, with open transactions; otherwise as `ends`."""
+        """Return the offset after the last record, even of an open transaction; else as `ends`."""
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
@@ -421,8 +421,8 @@ class Log(Protocol):
 
         Args:
             partitions: The partitions.
-            topics: Optional. Result of `describe`. If unset, it is requested. Positions in other
-                topics have no id.
+            topics: Optional. Result of `describe`. If unset, it is requested. A position has no id
+                if its topic is not in the result.
         """
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
@@ -443,16 +443,16 @@ class Log(Protocol):
         """Compare logs with positions, and return where they diverge.
 
         A position agrees if the topic has its id, and if records of leader epochs no later than its
-        own reach at least up to its offset. Unknown parts are not checked. A log that has expired
-        above a position agrees.
+        own reach at least up to its offset. Parts of a position that are unknown are not checked. A
+        position also agrees if retention has deleted everything up to it and beyond.
 
         Args:
             positions: The positions to compare.
             ends: Optional. Result of `end_positions`. If unset, it is requested.
 
         Returns:
-            The offset at which both part, for each position that does not agree: 0 for another
-            topic, the beginning of later leader epochs, or the log's end.
+            For each position that does not agree, the offset at which the log diverges from it: 0
+            for another topic, otherwise the beginning of later leader epochs, or the log's end.
 
         Raises:
             UnknownTopicError: If a partition does not exist.
@@ -487,7 +487,8 @@ class Log(Protocol):
                 0.0)` has something to return or raise after it had nothing, and perhaps more often.
                 So read until nothing comes. The callback must be quick, and must not raise.
             prompt: True if a caller waits for the first records. The tail then shares a connection
-                with such tails only, which has fewer requests that wait for other tails' records.
+                with other prompt tails only. So its first request seldom waits behind one that
+                waits for another tail's records.
         """
 
     def writer(
@@ -501,7 +502,8 @@ class Log(Protocol):
 
         Args:
             waits: True if `append` waits while the writer's queue is full. Otherwise it raises.
-            max_bytes: Limit of undelivered records. A single record may always be queued.
+            max_bytes: Limit of undelivered bytes. If no record is queued, one of any size is
+                accepted.
             on_ready: As for `tail`: called whenever `poll` has something to do.
         """
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from common.kafka.client import ClientMessage
     from common.kafka.cursor import Cursor
 
-# Longest time that records wait for a lacking partition, so that it can take its turn.
+# Longest time that records wait for a partition that has more to read but no record here, so that
+# it can take its turn.
 _PATIENCE_S = 0.25
 
 # Memory of a record besides its value: the client's message, its offset, and a place in the queue.
@@ -92,7 +93,7 @@ class WaitingRecords:
         self._at_end = set[Partition]()
         # Partitions whose end may be above the last record.
         self._ended = set[Partition]()
-        # Partitions that are not at their end and have no record here.
+        # Partitions that are not at their end and have no record here, with the time since when.
         self._lacking_since = dict[Partition, float]()
         self._in_turn = RunsInTurn()
 
@@ -146,10 +147,10 @@ class WaitingRecords:
         return overfull
 
     def lacks(self, halted: set[Partition]) -> bool:
-        """Return True to wait for a partition that has more to read and no record here."""
+        """Return True if a partition with more to read but no record here is worth a wait."""
         now, since = time.monotonic(), self._lacking_since
-        # Partitions that wait for a check of their topic have records here. Of a thousand
-        # partitions with few records, some always wait.
+        # A partition that waits for a check of its topic has records here, so nobody waits for it.
+        # Otherwise, of a thousand partitions with few records, some would always cause a wait.
         lacking = self._queues.keys() - self.filled - self._at_end - halted
         self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
         return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
@@ -157,7 +158,7 @@ class WaitingRecords:
     def give_out(
         self, here: Collection[Partition], lags: Mapping[Partition, int], wanted: int, run: int
     ) -> list[Fetched]:
-        """Take records out of these partitions, in turn."""
+        """Remove and return up to `wanted` records of these partitions, in turns of up to `run`."""
         counts = {partition: len(self._queues[partition]) for partition in here}
         given = [
             fetched(partition, self._queues[partition].take(count))
@@ -168,7 +169,7 @@ class WaitingRecords:
         return given
 
     def reached(self, cursors: Mapping[Partition, Cursor]) -> list[LogEndReached]:
-        """Return ends above the last record, of partitions whose records were all returned."""
+        """Return each end above a partition's last record, once all its records were returned."""
         ends, self._ended = self._ended - self.filled, self._ended & self.filled
         reached = list[LogEndReached]()
         for partition in ends & self._at_end:

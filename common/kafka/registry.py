@@ -28,7 +28,7 @@ MOST_REFERENCES = 100
 DEEPEST_REFERENCE = 20
 # Limit with all references, because one record of the schemas topic holds them all.
 SCHEMA_CHARACTERS = 500_000
-# The registry's own code. Any other 404 means a wrong address.
+# The registry's own code for a missing schema. A 404 without it means a wrong address.
 _NO_SCHEMA = 40403
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 # Some registries return a Protobuf schema as a descriptor; others return it unchanged.

@@ -1,15 +1,16 @@
 """The schemas of a job's records, in a topic of the job, so that its readers need no registry.
 
 The first process that finds an unknown id requests the schema from the registry, writes it to the
-topic and reads it back. Of two records of an id the first counts, so all processes read records
-alike. A claim follows the schemas of its records, which are acknowledged before the claim is made.
+topic and reads it back. If the topic has two schemas for an id, the first one counts, so all
+processes decode records alike. A worker claims records only after Kafka has confirmed their
+schemas.
 
     worker 1   requests 7, freezes                        writes 7 -> A'    reads 7 -> A, uses it
     worker 2                  requests 7  writes 7 -> A   claims records of 7
     topic                                 0: 7 -> A       1: 7 -> A', without effect
 
 A schema that the registry lacks is not recorded: it may be added later, for later records. Claims
-say which earlier records were skipped.
+say which records were skipped until then.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class JobSchemas:
                 self._write(SchemaFound(number, schema))
                 self._read()
             if number not in self._found:
-                # The topic may be another one by now.
+                # The topic may have been recreated.
                 self._next = 0
                 raise UnavailableError(f"{self._place.topic} does not return schema {number}")
             return self._found[number]

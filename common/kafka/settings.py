@@ -11,7 +11,7 @@ from common.errors import OutsideError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The broker does not wake a waiting fetch, so this is the latency of a record.
+# The embedded broker does not wake a waiting fetch, so this is the latency of a record.
 _EMBEDDED_WAIT_MS = 10
 _CONTROL_TIMEOUT_S = 5.0
 # Receives `sasl.oauthbearer.config`, and returns a token and its expiry in seconds since 1970.
@@ -97,11 +97,11 @@ class KafkaSettings:
     # -1 means the broker's default.
     replication_factor: int = -1
     # Set for the embedded broker, which cannot look up offsets by time (we search instead) and has
-    # no topic ids or descriptions. None: the admin API is used.
+    # no topic ids or descriptions. If None, the admin API is used.
     topic_maker: EmbeddedControl | None = None
     # Our location, as in the brokers' `broker.rack`. Empty if unknown.
     rack: str = ""
-    # Passed on under the client's names.
+    # More properties of the client library, by its names.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Used for SASL/OAUTHBEARER if `properties` cannot express it.
     token: MakeToken | None = None
@@ -133,7 +133,8 @@ ALONE = "doll.alone"
 _TAIL_FETCH_WAIT_MS = 100
 # Pause between a failed fetch and the next one.
 FETCH_BACKOFF_MS = 50
-# How long a missing topic counts as about to appear. The default is 30 s.
+# Time for which the client treats a missing topic as one that is being created. The default is 30
+# s.
 _PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
 
 
@@ -153,7 +154,7 @@ def client_properties(settings: KafkaSettings) -> dict[str, Any]:
         "retry.backoff.max.ms": 250,
         # An unreachable host sends no answer, and the kernel repeats the request after 1, 3, 7 and
         # 15 s. A new attempt is faster than the last two. The default is 30 s; TLS and SASL take
-        # less than one.
+        # less than 1 s.
         "socket.connection.setup.timeout.ms": 5_000,
         # A host that loses power does not close its connections. Pending requests go to the
         # partition's new leader after this time. The default is 60 s. A live broker answers within
@@ -216,8 +217,8 @@ def member_properties(
     }
     if settings.group_protocol == "consumer" and not hold:
         # If a member's answer to a revocation is lost, it keeps its partitions from others this
-        # long. This was seen once in hours of faults, with the default of 5 min. We poll all the
-        # time.
+        # long. This was seen once in hours of faults, with the default of 5 min. A short limit is
+        # safe, because we poll all the time.
         return {**properties, "group.protocol": "consumer", "max.poll.interval.ms": 30_000}
     session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms
     properties |= {

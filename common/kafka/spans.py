@@ -64,7 +64,7 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[ClientMessage] = []
-        # The client by itself waits a second.
+        # By itself, the client would request the topic's metadata only after a second.
         if span.topic not in self._met:
             self._meet(span, timeout_s)
         self._assign(cursor)
@@ -91,9 +91,9 @@ class KafkaSpanReader:
         self._client.close()
 
     def _renew(self) -> None:
-        """Replace the client: the old one never reads a recreated topic.
+        """Replace the client, which may never read a recreated topic.
 
-        That is so if the new topic's leader epochs are lower than those that the client has seen.
+        It reads none whose leader epochs are lower than those that it has seen under that name.
         """
         self._client.close()
         self._client = made(Consumer, self._properties)
@@ -113,7 +113,7 @@ class KafkaSpanReader:
     def _continue(
         self, cursor: Cursor, messages: list[ClientMessage], span: Span
     ) -> list[ClientMessage]:
-        """Return the messages that continue the span; move the cursor over them and a last hole."""
+        """Return the messages that continue the span; move the cursor past them, or to the end."""
         run = [message for message in messages if message.error() is None]
         if run:
             first, last, again = cursor.take([message.offset() for message in run])

@@ -1,4 +1,4 @@
-"""One member of a consumer group: rebalances become events, positions come from outside."""
+"""One member of a consumer group: rebalances become events, positions come from the caller."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ _FETCH_BYTES = 256 << 10
 _AHEAD_KB = 2_048
 # Minimum number of fetches held per partition: one is here while the next is under way.
 _FETCHES_HELD = 2
-# If a topic is recreated and longer than before, the client reads it without notice. That takes
-# longer than a retry after an error, so records after such a silence wait for a check of the topic.
+# If a topic is recreated and longer than before, the client reads on in the new one without an
+# error, but only after a pause at least as long as its backoff. So records after such a pause wait
+# for a check of the topic.
 _SILENCE_S = FETCH_BACKOFF_MS / 1000
 
 
@@ -116,13 +117,14 @@ class KafkaStreamReader:
         self._unmeasured: set[Partition] = set()
         # Out-of-range partitions: the client does not seek in them any more.
         self._halted: set[Partition] = set()
-        # Partitions whose topic may not be that of their position.
+        # Partitions that are not read until their topic's id is compared with their position's.
         self._unidentified: set[Partition] = set()
-        # The same for records after a silence, with the number of requests sent before.
+        # Partitions whose records after a silence wait for such a comparison, with the number of
+        # requests that were sent before these records.
         self._unproved: dict[Partition, int] = {}
-        # When records last arrived, or could start to.
+        # Time at which a partition's records last arrived, or could begin to arrive.
         self._flowed_s: dict[Partition, float] = {}
-        # Offset of another log, if any, for unmeasured partitions.
+        # For unmeasured partitions: offset at which the log diverges, if the client reported it.
         self._diverged: dict[Partition, int | None] = {}
         self._watch = TopicWatch(admin, settings)
         # Topic ids as this client first saw them.
@@ -133,7 +135,8 @@ class KafkaStreamReader:
         # Limit over all partitions.
         self._held_bytes = settings.prefetch_kb << 10
         self._complaints = Complaints()
-        # A missing right, until a record or a partition arrives: the client reports it once.
+        # Error about a missing right. The client reports it only once, so it is kept until a record
+        # or a partition arrives.
         self._forbidden: OutsideError | None = None
         self._right, self._group = settings.right, group
         self._topics = list(topics)
@@ -150,7 +153,11 @@ class KafkaStreamReader:
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """See the port."""
+        """See the port.
+
+        While records of some partitions arrive and others lack theirs, this may take a fraction of
+        a second longer than `timeout_s`: see `WaitingRecords.lacks`.
+        """
         self._complaints.raise_fatal(self._name, self._right("read", f"group {self._group}"))
         wanted = 0 if self._paused else max_records
         deadline = time.monotonic() + timeout_s
@@ -170,7 +177,8 @@ class KafkaStreamReader:
             left_s = deadline - time.monotonic()
             if left_s <= 0 and not (came and lacking):
                 break
-            # The client may have the lacking records as long as it returns some.
+            # As long as the client returns records, it may also have some of the lacking
+            # partitions.
             wait_s = 0.0 if came else max(left_s, 0.0)
         events, self._events = tuple(self._events), []
         if not events:
@@ -194,7 +202,7 @@ class KafkaStreamReader:
         self._seek_unsought()
 
     def _is_recreated(self, partition: Partition, position: int | LogPosition) -> bool:
-        """Return True if the position's topic is another one than the client has seen."""
+        """Return True if a position's topic id differs from the one that the client has seen."""
         topic_id = LogPosition.of(position).topic_id
         return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id
 
@@ -259,9 +267,9 @@ class KafkaStreamReader:
         return client
 
     def _rejoin(self) -> None:
-        """Rejoin with a new client: the old one never reads a recreated topic.
+        """Rejoin with a new client, because the old one may never read a recreated topic.
 
-        That is so if the new topic's leader epochs are lower than those that the client has seen.
+        It reads none whose leader epochs are lower than those that it has seen under that name.
         """
         # This revokes the partitions.
         self._client.close()
@@ -341,7 +349,7 @@ class KafkaStreamReader:
         The client's thread wakes for every request, and for a seek that changes the partition's
         state (a seek to 0 does not).
         """
-        # The thread then wakes later.
+        # After a failure, the thread only wakes later.
         with suppress(KafkaException):
             if target.offset > 0:
                 self._client.seek(target)
@@ -392,7 +400,7 @@ class KafkaStreamReader:
                 self._unsought.add(partition)
 
     def _look_at_topics(self) -> None:
-        """Compare topics with their positions' ids, and read the partitions that wait for it."""
+        """Compare topics' ids with their positions', and release partitions that wait for this."""
         urgent = {each.topic for each in (*self._unidentified, *self._unproved)}
         found = self._watch.look(self._named, urgent=urgent)
         if not found:
@@ -429,7 +437,7 @@ class KafkaStreamReader:
         return bool(messages)
 
     def _put(self, messages: list[ClientMessage]) -> None:
-        """Queue records. Callbacks have run before, so only flowing partitions count."""
+        """Queue records of flowing partitions, and drop the others. Callbacks have run before."""
         for place, came in runs_of(messages):
             run, end = came, None
             if not are_records(came):
@@ -492,7 +500,7 @@ class KafkaStreamReader:
             self._unsought.add(partition)
 
     def _doubt(self, partition: Partition, diverged: int | None) -> None:
-        """Check a position that the client could not find."""
+        """Note that a position must be checked, because the client could not find it."""
         self._unmeasured.add(partition)
         cursor = self._cursors.get(partition)
         if cursor is None or partition in self._unsought:

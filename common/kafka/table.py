@@ -68,7 +68,7 @@ _READ_RECORDS = 1000
 _READ_S = 0.2
 # A broker's election of a leader takes some seconds.
 PATIENCE_S = 15.0
-# Digits of a number: more than writers can ever reach one by one.
+# Maximum number of digits of a record's number. Writers count by one, so they never reach it.
 _MOST_DIGITS = 15
 # Remedy if the topic has lost records.
 RESTORE = "restore the records with `doll restore FILE`"
@@ -89,7 +89,7 @@ class Unreadable(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """The record of a name that counts."""
+    """The record in force of a name."""
 
     number: int
     value: bytes
@@ -141,7 +141,7 @@ class CompactedTable(Generic[T]):
         self._in_force = dict[str, InForce]()
         # Names that were entries before the topic was opened again, until a record of them is read.
         self._remembered = set[str]()
-        # Names as `missing` last returned them.
+        # Names of entries without a record in the topic, as last read.
         self._missing = frozenset[str]()
         # Names whose last record is a lost one, with the time at which it was written or read.
         self._lost_since = dict[str, float]()
@@ -227,7 +227,7 @@ class CompactedTable(Generic[T]):
                 new, before = change(entry), cast("object", entry)
                 if new is before:
                     return new
-                # If the outcome is unknown, the outcome of a repair would be, too.
+                # Stays false if `_put` raises: the outcome of a repair would be unknown, too.
                 lost = False
                 lost = not self._put(name, in_force, encode(new))
                 if not lost:
@@ -235,7 +235,7 @@ class CompactedTable(Generic[T]):
                 if monotonic() > until:
                     break
         finally:
-            # This process may be the only one that writes, and may end now.
+            # Repair at once: this process may be the only one that writes, and may end now.
             if lost:
                 with self._lock:
                     self._repair(name)
@@ -338,7 +338,7 @@ class CompactedTable(Generic[T]):
         """Apply the available records; return True if there were any."""
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
-        # The topic is not the one that was read.
+        # The topic is not the one that was read: it was recreated, or has lost records.
         except (ExpiredError, TruncatedError):
             self._read_again()
             return False
@@ -439,7 +439,7 @@ class CompactedTable(Generic[T]):
             self._lost_since.pop(name, None)
             return False
         if in_force is not None:
-            # The broker's clock may be ahead of ours: a record of the future counts from now on.
+            # If the broker's clock is ahead of ours, the record counts as written now.
             self._lost_since[name] = min(record.timestamp_s, self._clock())
         return False
 

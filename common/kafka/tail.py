@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-# Time that the client waits for records. An order to the thread waits as long; a record does not.
+# Time that the client waits for records. An order to the thread may wait this long, but no record.
 _WAIT_S = 0.01
 # Replaces `_WAIT_S` once the thread has had no order for `_QUIET_S`.
 _QUIET_WAIT_S = 0.05
@@ -80,7 +80,7 @@ _MANY_RECORDS = 2000
 # Age at which an error is stale. While brokers are unavailable, the client repeats errors at least
 # every 5 s.
 _STALE_S = 6.0
-# Limit of one tail's unread bytes. Above it, the tail fetches again once half of them are read.
+# Limit of one tail's unread bytes. Above it, nothing is fetched until half of the limit is free.
 _HELD_BYTES = 4 << 20
 # Memory of a record besides its key and value.
 _RECORD_BYTES = 200
@@ -114,7 +114,7 @@ class KafkaTail:
         self._on_ready = on_ready
         # Runs of consecutive records, with their size in bytes and the position after them.
         self._runs = deque[tuple[list[LogRecord], int, int]]()
-        # The first `_taken` records of the run are read.
+        # The run that is being read. Its first `_taken` records have been returned.
         self._run: list[LogRecord] = []
         self._run_end = known.offset
         self._taken = 0
@@ -122,7 +122,7 @@ class KafkaTail:
         self._put_bytes = self._read_bytes = 0
         # Final error.
         self._fault: OutsideError | None = None
-        # Raised once; a missing right is raised until it is granted.
+        # Error to raise once. A missing right is raised until it is granted.
         self._error: OutsideError | None = None
         # Time of `_error`.
         self._complained_s = 0.0
@@ -198,17 +198,17 @@ class KafkaTail:
         self._notify()
 
     def fail(self, fault: OutsideError) -> None:
-        """Raise this at each read after the records that are here."""
+        """Raise this at each read, once the records that are here have been read."""
         self._fault = self._fault or fault
         self._notify()
 
     def complain(self, error: OutsideError) -> None:
-        """Raise this once."""
+        """Raise this at the next read."""
         self._error, self._complained_s = error, time.monotonic()
         self._notify()
 
     def _is_stale(self) -> bool:
-        """Return True if the error may be over: a rare reader would take it for a new one."""
+        """Return True if the error is so old that it may be over: the reader reads seldom."""
         return time.monotonic() - self._complained_s > _STALE_S
 
     def allow(self) -> None:
@@ -217,11 +217,11 @@ class KafkaTail:
             self._error = None
 
     def overflows(self) -> bool:
-        """Return True if it holds too much to continue."""
+        """Return True if this tail has too many unread bytes to continue."""
         return self._put_bytes - self._read_bytes > _HELD_BYTES
 
     def has_room(self) -> bool:
-        """Return True if it holds little enough to fetch again."""
+        """Return True if this tail has few enough unread bytes to fetch again."""
         return self._put_bytes - self._read_bytes <= _HELD_BYTES // 2
 
     def _notify(self) -> None:
@@ -259,7 +259,7 @@ class Tails:
         *,
         prompt: bool = False,
     ) -> KafkaTail:
-        """Open a tail on the first matching consumer that does not read its partition."""
+        """Open a tail, on the first consumer with this `prompt` that can read the partition."""
         with self._lock:
             for consumer in self._consumers:
                 if consumer.prompt == prompt and consumer.is_free(partition):
@@ -295,7 +295,7 @@ class _TailConsumer:
         admin: Returns the client for starts and ends of partitions.
         consumer: Makes the client that reads.
         lock: Lock of `Tails`; guards the set of taken partitions.
-        forget: Stops giving it tails; called with the lock held.
+        forget: Removes this consumer from `Tails`; called with the lock held.
         prompt: True if it is for prompt tails.
     """
 
@@ -316,8 +316,8 @@ class _TailConsumer:
         self._settings = settings
         # Partitions of tails that are not closed.
         self._taken = dict[Partition, KafkaTail]()
-        # Deleted topics. The client knows their leader epochs, and would never read recreated
-        # topics under lower ones.
+        # Deleted topics. The client has seen their leader epochs, and would never read a recreated
+        # topic of the same name with lower epochs.
         self._gone = set[str]()
         # Orders of other threads to this one.
         self._orders = SimpleQueue["Callable[[], None]"]()
@@ -329,11 +329,11 @@ class _TailConsumer:
         self._assigned = set[Partition]()
         # Assigned partitions without a seek. Their messages do not count before it.
         self._unsought = set[Partition]()
-        # Partitions whose topic may not be that of their position.
+        # Partitions that are not read until their topic's id is compared with their position's.
         self._unidentified = set[Partition]()
         self._watch = TopicWatch(admin, settings)
-        # Partitions that the client stopped as out of range, with the offset of another log, if
-        # any.
+        # Partitions that the client stopped as out of range, with the offset at which the log
+        # diverges, if the client reported it.
         self._stopped = dict[Partition, int | None]()
         # Partitions that may not have their position or may not exist, with the time since which
         # Kafka has reported them as unknown.
@@ -353,7 +353,7 @@ class _TailConsumer:
     # --- for other threads ------------------------------------------------------------------------
 
     def is_free(self, partition: Partition) -> bool:
-        """Return True if it can read a partition for another tail. The lock must be held."""
+        """Return True if this consumer can take on a partition. The lock must be held."""
         is_taken = partition in self._taken or partition.topic in self._gone
         return not self._ending and not is_taken
 
@@ -516,8 +516,8 @@ class _TailConsumer:
         end = None
         if not are_records(run):
             end = end_in(run)
-            # Errors count before a seek, too: the client does not seek in a stopped partition, and
-            # reports it once.
+            # Errors are handled even before a seek. The client does not seek in a partition that it
+            # has stopped, and reports the stop only once.
             run = self._without_errors(tail, run)
         return ([], None) if tail.partition in self._unsought else (run, end)
 
@@ -543,7 +543,7 @@ class _TailConsumer:
         return [message for message in run if message.error() is None]
 
     def _leave_out(self, message: ClientMessage) -> None:
-        """Log if Kafka refuses the readers' group. Only one consumer of a process is not prompt."""
+        """Log if Kafka refuses the readers' group. Only the consumer that is not prompt logs it."""
         error = message.error()
         if error is not None and error.code() == GROUP_REFUSED and not self.prompt:
             right = forbidden(error, self._settings.right("read", f"group {ALONE}"))
@@ -566,7 +566,7 @@ class _TailConsumer:
     # --- existence of positions and topics --------------------------------------------------------
 
     def _look_at_topics(self) -> None:
-        """Compare topics with their positions' ids, and read the tails that wait for it."""
+        """Compare topics' ids with those of the positions, and read the tails that wait for it."""
         urgent = {each.topic for each in self._unidentified}
         found = self._watch.look(self._named, urgent=urgent)
         # Most turns find nothing, and there may be hundreds of tails.
@@ -594,8 +594,9 @@ class _TailConsumer:
         return {each.topic for each, tail in self._reading.items() if tail.cursor.topic_id}
 
     def _examine(self) -> None:
-        """Request bounds of suspects without waiting."""
-        # The client reports this once a second, and names the topic only in a text.
+        """Request the bounds of suspects, or evaluate the answers, without waiting."""
+        # The client reports missing topics once a second, but names them only in a text. So every
+        # partition is suspect.
         if self._misses_topics:
             self._misses_topics = False
             for partition in self._assigned:

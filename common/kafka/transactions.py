@@ -123,7 +123,7 @@ class KafkaTransactions:
                 **writer_properties(self._settings),
                 "transactional.id": self._name,
                 "transaction.timeout.ms": _TIMEOUT_MS,
-                # The client allows no more.
+                # The client accepts no value above that of the transaction.
                 "message.timeout.ms": _TIMEOUT_MS,
             },
         )

@@ -49,7 +49,7 @@ _RECORD_BYTES = 200
 
 
 # Broker and client disagree on the producer's next sequence number, or the broker has forgotten the
-# producer. A new producer starts again with both.
+# producer. A new producer recovers from either.
 _BROKEN = frozenset(
     {
         KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -78,7 +78,7 @@ class SharedProducer:
         settings: KafkaSettings,
         producer: Callable[[dict[str, Any]], Producer] = Producer,
     ) -> None:
-        # A fault of all of its writers.
+        # Fault that all of its writers raise.
         self.fault: DeliveryError | None = None
         self.settings = settings
         self._close_timeout_s = settings.close_timeout_s
@@ -229,7 +229,7 @@ class KafkaWriter:
         self._await_room(topic, size)
         if self._appended == self._reported:
             self._moved_s = time.monotonic()
-        # Counted before its report may arrive.
+        # Counted first, because the report may arrive before `produce` returns.
         self._appended += 1
         self._appended_bytes += size
         produce = partial(

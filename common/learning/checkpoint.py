@@ -353,7 +353,7 @@ def slice_state(
 
 
 def whole_of(parts: Iterable[bytes]) -> bytes:
-    """Combine what owners have stored of one version into a trainer's snapshot.
+    """Combine the slices of one version, stored by their owners, into a trainer's snapshot.
 
     Args:
         parts: Results of `SlicedTrainer.snapshot`, each with its slices' weights.
@@ -391,6 +391,6 @@ def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDA
 def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Write a snapshot, which `unpacked` reads."""
     tensors = {STATE + name: value for name, value in state.items()}
-    # One entry, see `pack`.
+    # A single entry, because `pack` must sort several.
     metadata = {"trainer": msgspec.json.encode(kind).decode()}
     return pack({"weights": weights, **tensors}, metadata)

@@ -108,7 +108,7 @@ class TaskError(DollError):
     """The task's code raised on a batch. The exception is the cause of this error.
 
     Attributes:
-        batch_index: Index of the batch; None if no batch is the reason.
+        batch_index: Index of the batch; None if the task is at fault for any batch.
         summary: One line with the exception and its place in the user's code.
         origin: Equal for repetitions of the same mistake.
         traceback: Traceback from the user's code on; empty if nothing was raised.
@@ -122,7 +122,7 @@ class TaskError(DollError):
 
 
 class WrongTaskError(TaskError):
-    """A task's method returned something unusable. No batch is the reason."""
+    """A task's method returned something unusable. The task is at fault, not a batch."""
 
     def __init__(self, task: object, method: str, what: str) -> None:
         origin = origin_of_method(task, method, what)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # fit into the cache.
 TOGETHER_BYTES = 128 << 10
 
-# Gradients after which a pass may have more records again, if memory did not suffice before.
+# Number of gradients after which passes grow again, if memory did not suffice before.
 GROW_AFTER = 100
 
 # Columns of a batch.
@@ -131,7 +131,7 @@ class GradientComputer:
         self._most = 0
         # Gradients computed since `_most` last changed.
         self._since = 0
-        # Reductions of `_most` that were not taken yet.
+        # Number of reductions of `_most` since the last call of `take_cuts`.
         self._cuts = 0
 
     def load(self, weights: bytes | memoryview | Vector) -> None:

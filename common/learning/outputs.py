@@ -3,7 +3,7 @@
 Scores of two classes are also counted by bins, as `common.core.scores` expects.
 
 A task must not return means: summed with other batches' means, they would give samples different
-weights. Such a mistake concerns all batches, so no batch is reported as its reason.
+weights. Such a mistake concerns all batches, so the error names no batch.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _Part:
     # (rows, width) view, with rows along the parameter's first dimension.
     gradient: Tensor
     everywhere: bool
-    # Rows that may be nonzero, unless all may be.
+    # Rows that may be nonzero. Not used if `everywhere`.
     rows: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Select the significant changes of weights. Workers compute at a view that lacks the other ones.
+"""Select significant changes of weights. Workers compute at a view, without the other changes.
 
 The weights themselves have every gradient; only the point at which the next gradients are computed
 is inexact. The view takes over a weight if it differs by more than a share of the weight. This

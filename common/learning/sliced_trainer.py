@@ -1,9 +1,9 @@
 """A member's numbers if slices of the weights have owners: all weights, some optimizer state.
 
-    counts         weights, and optimizer state of the slices held here
+    in force       weights, and optimizer state of the slices held here
     prepared       the weights after a step, and state of the slices owned in this step
 
-A step is computed beside the numbers that count, so a step that is never committed changes nothing.
+A step is prepared beside the numbers in force, so a step that is never committed changes nothing.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ class SlicedTrainer:
             self._held[number].prepare(*(weights, total, samples, rate * scale, following, norm))
 
     def commit(self, owned: Collection[int]) -> None:
-        """Make the prepared step count, and drop the state of slices that were not owned in it."""
+        """Put the prepared step in force; drop the state of slices that were not owned in it."""
         self._weights, self.following = self.following, self._weights
         self._held = {number: self._held[number] for number in owned}
         for each in self._held.values():
             each.commit()
 
     def snapshot(self, numbers: Collection[int], *, whole: bool = True) -> bytes:
-        """Copy the optimizer's state of slices, and all weights if `whole`, else theirs alone."""
+        """Copy the optimizer state of slices, with all weights if `whole`, else with their own."""
         tensors = {
             f"{number}.{name}": array for number in numbers for name, array in self._of(number)
         }

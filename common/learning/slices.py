@@ -83,7 +83,7 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, np
 
 
 class Slice:
-    """One slice at its owner. A prepared step counts once it is committed.
+    """One slice at its owner. A prepared step takes effect once it is committed.
 
     Args:
         place: Place of the slice in parameters, then buffers.
@@ -172,7 +172,7 @@ class Slice:
         self._spare = self._made()
 
     def commit(self) -> None:
-        """Make the prepared step count."""
+        """Put the prepared step in force."""
         self._state, self._spare = self._spare, self._state
 
     def _made(self) -> dict[str, torch.Tensor]:

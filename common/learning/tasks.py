@@ -338,7 +338,7 @@ def check_size(task: Task) -> None:
     """Refuse a model that is too large, if its size is known without allocating it.
 
     Raises:
-        UserError: With both sizes.
+        UserError: If the model is too large. The message has its size and the limit.
     """
     size_mb = model_mb(task)
     if size_mb is not None and size_mb > MAX_MODEL_MIB:

@@ -39,7 +39,7 @@ _FAILS_OVER: _Kinds = (
     ("UNBLOCKED", "NOREPLICAS"),
 )
 # Errors that pass only if this server, or the one before it, has accepted us: a promoted replica
-# may start before its users are loaded, and a cluster node hands its keys over.
+# may start before its users are loaded, and a cluster may move keys to another node.
 _LET_IN_BEFORE = (
     redis.AuthenticationError,
     redis.exceptions.NoPermissionError,
@@ -77,7 +77,7 @@ class RedisClient(redis.Redis):
         idle = self._idle
         connection = None
         while connection is None and idle:
-            # Another thread took the last one.
+            # Another thread may have taken the last connection.
             with suppress(IndexError):
                 connection = _usable(idle.pop())
         return connection or self.connection_pool.connection_class(

@@ -118,8 +118,9 @@ class RedisBoard:
         self._attendances = dict[WorkerId, Attendance]()
         # Workers at the last poll.
         self._workers: list[WorkerId] = []
-        # The last value and its decoded form. The status is read and written ten times a second,
-        # usually unchanged, and is long if there are many partitions.
+        # The leader's status as last read or written: its bytes and its decoded form. The status is
+        # read and written ten times a second, usually unchanged, and is long if there are many
+        # partitions.
         self._leader_status: tuple[bytes, LeaderStatus] | None = None
         # When the status was last written.
         self._put_at = float("-inf")
@@ -237,8 +238,8 @@ class RedisBoard:
     def looking_for_workers(self) -> Steps[dict[WorkerId, Heartbeat]]:
         """Run `heartbeats` in steps."""
         index, known = self._keys + "workers", self._workers
-        # Reads the heartbeats of the workers at the last poll, usually all workers, in the same
-        # packet.
+        # The same packet asks for the heartbeats of the workers of the last poll, usually all
+        # workers.
         names, *beats = yield (("SMEMBERS", index), *self._asking_beats(known))
         workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
         self._workers = workers = sorted(workers)
@@ -328,7 +329,7 @@ class RedisBoard:
                 mark = f"{key}:after:".encode() + current
                 if not (yield (("SET", mark, holder, "NX", "PX", _TAKEN_ONCE_MS),))[0]:
                     return bytes(current)
-            # The lease belongs to an ended process, or to none of ours.
+            # The lease belongs to an ended process, or no replica made it.
             yield (("UNLINK", key),)
         # The lease is free, unless another replica is faster.
         (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
@@ -393,7 +394,7 @@ class RedisBoard:
     # --- snapshots --------------------------------------------------------------------------------
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Store a hot snapshot of this leader with weights, which a group member has."""
+        """Store a hot snapshot of this leader, with weights; a member of its group writes it."""
         self._server.ask(("SET", self._whole_snapshot(epoch), data))
 
     def snapshots(

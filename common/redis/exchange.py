@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MODELS_KEPT = 4
 # A worker that is further behind could add nothing to those rounds.
 _TRIGGERS_KEPT = 100
-# Snapshots kept, one per leader: the newest may be taken back, or torn.
+# Number of leaders whose snapshots are kept, because the newest may be unusable.
 _SNAPSHOTS_KEPT = 3
 # An hour: models of an ended leader expire, and a living leader puts its model again.
 _MODEL_TTL_MS = 3_600_000
@@ -51,8 +51,8 @@ _TRIGGERS_TTL_MS = 600_000
 # it. In between, only its first bytes (epoch and position) are compared.
 _PUT_AGAIN_S = 1.0
 _LIKE_BYTES = 40
-# XADD's errors for an id that is not above the newest one; the second if that is the last possible
-# id.
+# XADD's errors for an id that is not above the newest one. The second is its error if the newest
+# one is the last possible id.
 _NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 # Redis 6.2 truncates 0.001 to zero, which means an unlimited wait.
 _SHORTEST_S = 0.002
@@ -135,7 +135,7 @@ class RedisLeaderBoard(RedisBoard):
         return before is not None
 
     def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Store this leader's newest hot snapshot, and delete those of much earlier leaders."""
+        """Store this leader's newest hot snapshot; False if another replica holds the lease."""
         index, free = self._keys + "snapshots", (None, holder.encode())
         put = ("SET", self._snapshot(epoch), data), ("SADD", index, epoch)
         if not self._server.ask_while(self._keys + "lease", free, *put):
@@ -201,7 +201,8 @@ class LeaseHolders:
         self._server = server
         self._channel = replica_channel(name.encode())
         self._own: Attendance = server.attendance(self._channel)
-        # Consecutive polls that did not find a holder found before.
+        # For each holder that was found once: number of consecutive polls since that did not find
+        # it.
         self._missed = dict[bytes, int]()
         # True if this process was subscribed at the last poll.
         self.is_subscribed = False

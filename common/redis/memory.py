@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# These four are as in Redis.
+# The limits of `common.redis.exchange` and `common.redis.board`.
 _MODELS_KEPT = 4
 _TRIGGERS_KEPT = 100
 _SNAPSHOTS_KEPT = 3
@@ -270,7 +270,7 @@ class MemoryBoard:
             nonlocal after
             there = self._notices().triggers.get(stream, {})
             newer = {it: data for it, data in there.items() if it > after}
-            # Garbage counts as read.
+            # Entries that do not parse are skipped like read ones.
             after = max(newer, default=after)
             return self._parsed(newer.values())
 
@@ -365,7 +365,7 @@ class MemoryBoard:
             return True
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Store a hot snapshot of this leader with weights."""
+        """Store a hot snapshot of this leader, with weights; a member of its group writes it."""
         with self._server.changed:
             self._notices().whole_snapshots[epoch] = data
 

@@ -68,8 +68,8 @@ class Board(Protocol):
         """Record that a worker lives, for `ttl_s`, with the contents of a `liveness.Heartbeat`.
 
         If the board is closed or its process dies, its heartbeats end as soon as the server
-        notices. Anything that ends without a sign, such as a machine, is missed once the time has
-        expired.
+        notices. If a machine loses its power, the server notices nothing, and the heartbeats end
+        after `ttl_s`.
         """
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
@@ -78,8 +78,8 @@ class Board(Protocol):
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or renew the lease, which says who may try to lead; False if another holds it.
 
-        A lease without an expiry, or with one far longer than `ttl_s`, is no replica's, and is
-        taken.
+        A lease without an expiry, or with one far longer than `ttl_s`, was not made by a replica,
+        so it is replaced.
         """
 
     def release_lease(self, holder: str) -> None:
@@ -101,7 +101,7 @@ class Board(Protocol):
         """Return why processes cannot do their part of the job, by process name."""
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Store a hot snapshot of this leader with weights, which a group member has."""
+        """Store a hot snapshot of this leader, with weights; a member of its group writes it."""
 
     def snapshots(
         self, epoch: int | None = None, most: int | None = None, *, whole: bool = False

@@ -32,7 +32,7 @@ CALLER = "doll.caller"
 REQUEST_S = 8.0
 # Longest request line with headers: eight times the limit of common proxies.
 HEAD_BYTES = 65_536
-# Prefix of the addresses that one subscriber has at least.
+# Length of the prefix of the smallest network that a subscriber gets.
 _IPV6_PREFIX = 64
 
 
@@ -162,7 +162,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._coming: Literal["head", "body", ""] = "head"
         # Bytes since the last piece of a body, or the end of a request.
         self._head_bytes = 0
-        # Requests whose head is complete and whose response is not.
+        # Number of requests whose head is complete and whose response is not.
         self._answering = 0
         self._timer: asyncio.TimerHandle | None = None
 

@@ -144,7 +144,7 @@ def follow_jobs(  # noqa: PLR0913 -- services differ in each of these
         make_parts: Gets Kafka and returns the function that makes the actor of a job, see `Jobs`.
         begins: Returns True to start an actor for a job, see `Jobs`.
         beside: Optional. `make_parts` and `begins` of further actors, which share one separate
-            thread. They all wait for the same server, so if that hangs, more threads would hang.
+            thread. These actors wait for the same server. If it hangs, only one thread hangs.
         repairs: True if the process may write to the jobs topic and repairs it, see
             `common.kafka.table`.
         open_log: Opens Kafka.

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     from common.jobs.changes import Author
 
-# Callers that are remembered, about 2 MB. A forgotten caller gets a full bucket.
+# Number of callers that are remembered, which takes about 2 MB. A forgotten caller gets a full
+# bucket.
 BUCKETS = 10_000
-# Log lines about refusals, so that a flood of requests is not a flood of lines. Clients without a
-# key can use any number of addresses, so all of these together have a limit as well.
+# Limits of log lines about refusals, so that a flood of requests is not a flood of lines. Clients
+# without a key can use any number of addresses, so all of these together have a limit as well.
 _REFUSED_KEY_PER_S = 5.0
 _REFUSED_ADDRESS_PER_S = 1 / 60
 _REFUSED_ADDRESSES_PER_S = 1.0

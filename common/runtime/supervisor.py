@@ -63,7 +63,8 @@ class PreviousFault(NamedTuple):
         error: The exception.
         detail: Its traceback.
         in_a_row: Number of consecutive actors that ended in a fault before they were healthy.
-        alike: Number of the last of these actors that ended in an exception of the same class.
+        alike: Number of actors, up to and including the last one, that ended one after another in
+            an exception of its class.
     """
 
     error: BaseException
@@ -180,7 +181,7 @@ class Supervisor:
         self._closed = False
         # Guards the attributes above and below.
         self._changed = threading.Condition(threading.Lock())
-        # Times until which threads wait, of those that wait with a time limit.
+        # Ends of the waits of those threads that wait with a time limit.
         self._timed = list[float]()
         self._threads = [
             threading.Thread(target=self._work, name=f"turns-{number}", daemon=True)

@@ -27,7 +27,8 @@ _MISSING = "NoSuchKey"
 _LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
 # Size of a part. Ten parts are in memory at a time, and a blob has at most 10,000.
 _PART_BYTES = 32 << 20
-# Time of each attempt to connect: a candidate that reads checkpoints holds the lease meanwhile.
+# Limit of each attempt to connect. It is short, because a candidate holds the lease while it reads
+# checkpoints.
 _CONNECT_S = 3.0
 _TIMEOUT_S = 10.0
 # S3 asks clients to slow down in normal operation. The caller handles errors that last longer.

@@ -92,7 +92,7 @@ class StoreContent(NamedTuple):
     """The finished checkpoints of a job.
 
     Attributes:
-        readable: Checkpoints that can be read; those of later leaders, then versions, first.
+        readable: Checkpoints that can be read, highest rank first (see `common.storage.store`).
         torn: Reason for each listed checkpoint that cannot be read.
         gone: Reason for the checkpoint that the hint names, if storage does not list it.
         hint: Reason if the hint cannot be read or does not parse; otherwise empty.
@@ -110,18 +110,19 @@ class StoreContent(NamedTuple):
 
 
 def from_store(store: CheckpointStore) -> StoreContent:
-    """Read all finished checkpoints without their weights; later leaders, then versions, first.
+    """Read all finished checkpoints without their weights, highest rank first.
 
     Raises:
-        FutureFormatError: If a newer program wrote a checkpoint. To skip it would take back the
-            updates of that program.
+        FutureFormatError: If a newer program wrote a checkpoint. Skipping it would undo the updates
+            of that program.
         UnavailableError: If storage is unavailable, since it may have a better checkpoint.
     """
     readable = dict[ModelId, FoundSnapshot]()
     torn, gone = dict[ModelId, str](), dict[ModelId, str]()
     away: UnavailableError | None = None
     try:
-        # The hint is read before the list, so that a checkpoint that is new now is in the list.
+        # The hint is read before the list. So the list has the checkpoint, even if it was just
+        # written.
         hint, wrong = store.hint()
     except UnavailableError as error:
         hint, wrong, away = None, f"`latest` cannot be read: {error}", error

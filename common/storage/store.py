@@ -38,7 +38,8 @@ FORMAT = 1
 _FOLDER = re.compile(r"([0-9]{20})-([0-9]{12})")
 _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
 _LATEST, _BEST = "latest", "best"
-# A checkpoint that a Lead took back is kept for this time. A person notices a mistake by then.
+# A checkpoint is taken back if a later leader starts from a lower version. It is then kept for this
+# time, in which a person can notice a mistake.
 TAKEN_BACK_S = 86_400.0
 # Attempts to change a hint. Only a few leaders ever write at the same time.
 _MOVES = 10
@@ -299,7 +300,7 @@ class CheckpointStore:
         return data
 
     def put_base(self, digest: str, data: bytes) -> str:
-        """Store the job's base unless it has one; return the digest of the one that it has."""
+        """Store the job's base, unless it has one already; return the digest of the job's base."""
         self._blobs.put(f"{self._bases}{digest}.safetensors", data)
         self._blobs.replace(f"{self._bases}digest", digest.encode(), None)
         return self.base_digest()
@@ -353,7 +354,8 @@ class CheckpointStore:
         """Delete states of versions below `kept`, by the same rules as `keep`.
 
         Args:
-            kept: Versions that workers may copy. If the list lacks one, nothing is deleted.
+            kept: Versions that workers may copy. If storage does not list all of them, nothing is
+                deleted.
             begun: See `keep`.
             now_s: See `keep`.
         """

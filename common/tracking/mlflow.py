@@ -143,7 +143,7 @@ class MlflowServer:
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
     ) -> TrackedRun:
-        """See `Tracking`. If two are created at once, the first counts; the other is deleted."""
+        """See `Tracking`. If two runs are created at once, the later one is deleted."""
         within = self._experiment(experiment)
         found = self._find(within, identity)
         if found is None:

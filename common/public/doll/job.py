@@ -326,7 +326,7 @@ class Job:
         self._connection.ask("DELETE", path_of(self.name), parameters=asked)
 
     def _newest(self, version: int) -> list[Update]:
-        """Return the update that made a version; empty if it does not count."""
+        """Return the update that made a version, in a list; empty if the service has none."""
         path, asked = path_of(self.name, "updates"), {"after": max(version - 1, 0), "limit": 1}
         answer = self._connection.ask("GET", path, parameters=asked)
         return self._connection.decoded(answer.content, _PAGE).updates

@@ -30,7 +30,8 @@ _MOST_LEVELS = 100
 _MOST_NUMBER_CHARACTERS = 100
 _SHOWN_CHARACTERS = 60
 
-# Each field of a mapping or element of a list has its line, counted from 1, and the lines inside.
+# For each field of a mapping, or element of a list: its line, counted from 1, and the lines of its
+# content.
 Lines: TypeAlias = "dict[str, tuple[int, Lines]] | list[tuple[int, Lines]] | None"
 
 

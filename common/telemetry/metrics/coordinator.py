@@ -95,7 +95,7 @@ class LeaderFigures:
         version: J of the newest version.
         loss: Mean loss per sample of the newest update.
         update: Newest update.
-        synchrony: Synchrony of the newest update.
+        synchrony: Synchronization mode and group size of the newest update.
         status: Newest status that the leader published.
         busy: Share of their time that workers computed.
         group_size: K of an update that would begin now.

@@ -34,7 +34,7 @@ SECONDS = (
     60.0,
 )
 
-# One value, or one by a label or a tuple of labels; unknown values are left out.
+# One value, or a value for each label or tuple of labels; unknown values are left out.
 Values: TypeAlias = float | Mapping[Any, float | None] | None
 T = TypeVar("T")
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
