@@ -75,7 +75,8 @@ class _OwnSum:
 
     def take(self, wanted: Gradients) -> int:
         """Make the sum that of `wanted` alone, and return its number of samples."""
-        # Vectors are compared by identity. That is safe because `_added` refers to them until here.
+        # Vectors are compared by id. No id can have been reused, because `_added` has kept its
+        # vectors alive until here.
         if [id(vector) for vector, _ in self._added] != [id(vector) for vector, _ in wanted]:
             self._added.clear()
             for part in wanted:
@@ -136,7 +137,7 @@ class HeldWhole:
         _check_samples(samples, members, reduce, formed)
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """Return the digest of the sum and the weights below it, and the sum's squared norm.
+        """Return the digest of the sum and of the current weights, and the sum's squared norm.
 
         Raises:
             NotFiniteError: If the sum is not finite.

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 # Computing the batches of a whole group, or a GPU's first gradient, takes a minute or two. A long
 # limit delays nothing, because other workers get a late worker's batches much earlier.
 GRADIENT_STILL_S = 300.0
-# Limit of decoded batches in memory; further batches are read back from Kafka. Twice 2K batches of
-# images fit. A worker's gradient and optimizer take more than this.
+# Limit of decoded batches in memory; further batches are read back from Kafka. About 4K batches of
+# images fit.
 CACHE_MIB = 256
 
 
@@ -116,7 +116,7 @@ class JobWorker:
         self._leave_s = settings.leave_s
         # Set once no further gradient may start.
         self._ended = threading.Event()
-        # Deadline of the gradient that is then under way.
+        # Time until which an ending job waits for the gradient under way.
         self._deadline = 0.0
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
