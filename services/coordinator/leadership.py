@@ -193,8 +193,8 @@ class Leadership:
         updates_id, end = ids.get(self._updates.topic, ""), ends[self._updates].offset
         read_from = _begin(source, covered) or LogPosition(end)
         read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
-        # Usually the tail has begun there. Otherwise there is no snapshot, or Kafka has lost records
-        # of the one at whose position the tail began.
+        # Usually the tail has begun there. Otherwise there is no snapshot, or Kafka lost records of
+        # the snapshot at whose position the tail began.
         if tail is None or read_from != begin:
             self._job.inbox.close_tails()
             tail = self._follow_updates(read_from)
