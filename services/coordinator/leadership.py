@@ -218,7 +218,7 @@ class Leadership:
         )
 
     def _snapshots(self, source: events.Source, lasting: Lasting | None) -> list[FoundSnapshot]:
-        """Return the snapshots of a source. Of equal ones, that in storage comes last."""
+        """Return the snapshots of a source. If one is found twice, its checkpoint comes last."""
         if source == "genesis":
             return [self._store.first(self._job.record.first)]
         return [*self._store.hot(), *(lasting.found if lasting else ())]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 
-# Interval of publications. Workers forget a job that was not published for five intervals.
+# Interval of publications. Workers take a demand that was not published for five intervals for
+# stale, and do not change to its job.
 PUBLISH_S = 1.0
 # Polling interval of the ends of all jobs, idle ones included, and of their topics: two requests
 # of 60 ms for 200 partitions. The ends of busy jobs are polled at each turn.

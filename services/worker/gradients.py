@@ -179,8 +179,8 @@ class GradientLoop:
     def _catch_up(self, model: ModelId) -> None:
         """Fetch the model that was missing, after the leader has put it completely.
 
-        Another worker has this worker's order by now. But triggers contain only changes, and the
-        next changes apply only if this worker has the model before them.
+        Another worker has this worker's order by now. But the next triggers contain only changes,
+        which this worker can apply only if it has the model before them.
         """
         self._missing = None
         with suppress(NoGradientError):

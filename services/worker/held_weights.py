@@ -157,7 +157,7 @@ class HeldWhole:
         """Take the step."""
         if self._reduce is None:
             raise AssertionError("a pending result belongs to an attempt")
-        # The sum is used up.
+        # From here on, there is no pending result.
         reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale
         self._trainer.step(self._sum[:-2], reduce.samples, *rates)

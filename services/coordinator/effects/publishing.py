@@ -172,7 +172,7 @@ class OrderPublisher:
         self._status: LeaderStatus | None = None
         # Stream of this leader's triggers.
         self._triggers = ""
-        # Stage of the slices' owners in this leadership.
+        # Last known stage of AgileML in this leadership; 0 if unknown.
         self._stage = 0
         # Kind, worker and reason of the log lines about members that were written.
         self._reported_members = set[tuple[str, str, str]]()

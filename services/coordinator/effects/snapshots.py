@@ -114,7 +114,7 @@ class SnapshotStore:
         self._outage = Outage(logger, "storage")
         # Checkpoints that were skipped, and why.
         self._unreadable = dict[ModelId, str]()
-        # Problem with the hint in storage.
+        # Reason if the hint (the name of the newest checkpoint) cannot be read; otherwise empty.
         self._hint = ""
         # First snapshot of the current leader.
         self._begun: ModelId | None = None
@@ -243,7 +243,7 @@ class SnapshotStore:
         except CorruptError as error:
             self._pass_over(name, str(error))
             raise
-        # The checkpoint was restored.
+        # If it was unreadable before, somebody has repaired it.
         self._unreadable.pop(name, None)
         return weights
 
