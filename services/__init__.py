@@ -1,6 +1,6 @@
-"""Our services load our `common`: a folder of a user's may lie before it, by the same name.
+"""Makes the services import this project's `common`, not a user's folder of the same name.
 
-It lies in the working directory of `python -m services.worker`, say, or on PYTHONPATH.
+Such a folder may be in the working directory of `python -m services.worker`, or on PYTHONPATH.
 """
 
 import sys

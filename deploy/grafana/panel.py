@@ -58,7 +58,8 @@ class Lines:
         description: Normal values, and what to do about others.
         queries: Queries whose lines are drawn.
         unit: Unit, by Grafana's name.
-        steps: Colours by the value at which they begin; None is the least. Draws a line at each.
+        steps: Colours by the value at which they begin. The colour of None is for lower values. A
+            line is drawn at each value.
         names: Names of the values 0 and 1.
     """
 
@@ -79,7 +80,7 @@ class Lines:
         self._unit, self._steps, self._names = unit, steps, names
 
     def json(self, number: int, column: int, row: int) -> Json:
-        """Return the panel at a place, as JSON for Grafana."""
+        """Return the panel at a column and row, as JSON for Grafana."""
         return {
             "id": number,
             "type": self.kind,
@@ -127,7 +128,7 @@ class Lines:
 
 
 class Stat(Lines):
-    """The newest number."""
+    """A panel that shows the newest value."""
 
     kind = "stat"
     size = 4
@@ -142,7 +143,7 @@ class Stat(Lines):
 
 
 class States(Lines):
-    """0 or 1 over time."""
+    """A panel that shows the times at which a value was 0 or 1."""
 
     kind = "state-timeline"
     options: ClassVar[Json] = {

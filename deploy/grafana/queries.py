@@ -17,7 +17,7 @@ def selected(metric: str, *matchers: str, suffix: str = "") -> str:
 
 
 def newest(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
-    """Return a gauge that one replica reports."""
+    """Return the value of a gauge that only the leader reports."""
     return f"max by ({_labels(by)}) ({selected(metric, *where)})"
 
 

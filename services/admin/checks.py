@@ -122,8 +122,8 @@ class Checks:
             check = self._found[name]
             if check.ok:
                 outage.over()
-            # Otherwise other parts of this process know more about Kafka: perhaps only the jobs are
-            # unread.
+            # A failed check of Kafka may only mean that jobs are unread, or that a change was
+            # refused. Other parts of this process report outages of Kafka.
             elif name != "kafka" or check is slow:
                 outage.met(UnavailableError(check.reason))
         for name, (since_s, reason) in {**self._reported(), **ongoing()}.items():

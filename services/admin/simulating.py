@@ -17,7 +17,7 @@ from common.telemetry.logging import event_logger
 if TYPE_CHECKING:
     from common.spot.planning.simulation import SimulateRequest
 
-# Each keeps a core busy.
+# Most simulations at a time. Each keeps a core busy.
 AT_ONCE = 2
 RETRY_S = 5
 # Maximum number of characters of stderr that are logged.

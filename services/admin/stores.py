@@ -1,8 +1,8 @@
 """Threads that follow the jobs and keys topics, and threads that write jobs.
 
 One thread follows both topics. Several threads write jobs in parallel; `CompactedTable` orders
-their changes. A writer folds its own change before it answers. Requests read the last fold, which
-calls no server.
+their changes. A writer folds its own change before it answers. Requests read the state as of the
+last fold, without calling a server.
 """
 
 from __future__ import annotations

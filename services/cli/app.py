@@ -133,7 +133,7 @@ def settings(
 ) -> None:
     """Remember the given options, which take precedence over the environment."""
     given = {"DOLL_KAFKA": kafka, "DOLL_API": api, "DOLL_API_KEY": api_key}
-    # The context still holds functions that connect: `main` passes adapters, tests pass fakes.
+    # Until here, the context's object is the `Ways` that `main` or a test has passed.
     ways: Ways = context.obj
     context.obj = Reached(ways, {name: value for name, value in given.items() if value})
 

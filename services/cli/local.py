@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # A busy machine loads the service in half of this time.
 READY_S = 60.0
-# Seconds between checks if the service answers.
+# Seconds between requests that test if the service answers.
 _PAUSE_S = 0.1
 
 

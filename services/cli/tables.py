@@ -10,7 +10,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Columns; files and other programs get complete lines.
+# Width in columns of an output that is not a terminal, so that no line is broken.
 _NO_TERMINAL = 1000
 
 

@@ -93,7 +93,8 @@ def _shortened(dead_letter: EncodedDeadLetter, error: DeliveryError) -> EncodedD
 
 
 READ_S = 5.0
-# Records read at once. A Kafka record has at most a megabyte, and good records lie in between.
+# Most offsets that one read covers. The read includes the good records between the bad ones, and a
+# Kafka record may have a megabyte.
 READ_RECORDS = 100
 RETRY_S = 0.5
 FLUSH_S = 5.0
@@ -130,7 +131,7 @@ class DeadLetters:
     Args:
         spans: Reads bad records back.
         steps: Runs the slow work.
-        wake: Called after some have been delivered.
+        wake: Called after each delivered order.
         fail: Ends the job's part in this process with a fault.
     """
 
@@ -158,7 +159,7 @@ class DeadLetters:
         self._queue = deque[DeadLetterCommand]()
         self._ordered = 0
         self._delivered = 0
-        # Number of ordered commands that the log has named.
+        # Number of orders that the service's log has reported.
         self._logged = 0
         # None until the first dead letter.
         self._running: Supervised | None = None
@@ -220,7 +221,7 @@ class DeadLetters:
             if not write(written(self._job, dead_letters, self._spans), self._writer, FLUSH_S):
                 self._outage.watch(self._writer)
                 return False
-        # Duplicates are recognized by their offsets.
+        # A new writer writes the whole order again.
         except BrokenWriterError as error:
             self._outage.met(error)
             self.close()
@@ -229,7 +230,8 @@ class DeadLetters:
         except UnavailableError as error:
             self._outage.met(error)
             return False
-        # A writer looks a topic up only once.
+        # Perhaps the dead-letter topic was deleted. That may appear as either error, because a
+        # writer looks a topic up only once.
         except (UnknownTopicError, DeliveryError):
             if not self._make_topics(dead_letters):
                 raise
@@ -303,7 +305,7 @@ def written(
 
 
 def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
-    """Cover the given records, sorted, with few spans; each span is read at once."""
+    """Yield few spans that contain the given records, which are sorted. Each span is one read."""
     span = Span(*bad[0], bad[0][2] + 1)
     for topic, partition, offset in bad[1:]:
         near = (topic, partition) == span.place and offset < span.start + READ_RECORDS

@@ -35,8 +35,8 @@ class CoordinatorInbox:
     """Events for one job's actor, from any thread.
 
     Attributes:
-        leadership: Number of the leadership that events count for. Those for another one are
-            dropped, but for leadership 0, which stands for every role.
+        leadership: Number of the current leadership. Items for another leadership are dropped,
+            except those for leadership 0, which are for every role.
         sound: Rejects malformed replies. If None, all replies are dropped.
         tails: Topics of the job that the actor reads on.
 
@@ -171,7 +171,7 @@ def _batches_of(replies: Iterable[Reply]) -> int:
 
 
 def _can_wait(reply: Reply) -> bool:
-    """Return True if a reply decides nothing and can be added quickly with the others."""
+    """Return True if a reply is a gradient so small that it is quickly added with the others."""
     if not isinstance(reply, Gradient):
         return False
     return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 # Errors that a task's code may raise.
 _NO_MODEL = (UserError, CorruptError, MemoryError, SystemExit)
-# Lifetime of the reason in Redis; two attempts may be late.
+# Lifetime in Redis of the reason why this replica cannot lead: more than the two longest pauses
+# between its attempts.
 UNABLE_TTL_S = 150.0
 
 
@@ -192,7 +193,8 @@ class Leadership:
         updates_id, end = ids.get(self._updates.topic, ""), ends[self._updates].offset
         read_from = _begin(source, covered) or LogPosition(end)
         read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
-        # This is rare.
+        # Usually the tail has begun there. Otherwise there is no snapshot, or Kafka lost records of
+        # the snapshot at whose position the tail began.
         if tail is None or read_from != begin:
             self._job.inbox.close_tails()
             tail = self._follow_updates(read_from)
@@ -216,13 +218,16 @@ class Leadership:
         )
 
     def _snapshots(self, source: events.Source, lasting: Lasting | None) -> list[FoundSnapshot]:
-        """Return the snapshots of a source; if two are the same, storage's is the last."""
+        """Return the snapshots of a source. If one is found twice, its checkpoint comes last."""
         if source == "genesis":
             return [self._store.first(self._job.record.first)]
         return [*self._store.hot(), *(lasting.found if lasting else ())]
 
     def _look_at_settings(self) -> str:
-        """Return why the topics' settings must hold the job; log other differences."""
+        """Return a reason to hold the job if settings of its own topics would lose records.
+
+        Other differences from the expected settings are logged.
+        """
         own = [NewTopic(place.topic, kept_forever=True) for place in (self._control, self._updates)]
         dead_letters = [
             NewTopic(dead_letter_topic(stream), kept_forever=True)
@@ -412,9 +417,9 @@ class Leadership:
     def _fetch_claims(self, position: LogPosition) -> TopicTail:
         """Start fetching claims, or continue with those already fetched from this position.
 
-        A candidate does so with its first request. A tail opened beside a reader that waits for
-        records waits for that reader, about 0.2 s, and members get no orders until the claims of
-        applied updates are replayed.
+        A candidate calls this early: a tail that is opened while another reader waits for records
+        is delayed by about 0.2 s, and members get no orders until the claims of applied updates
+        are replayed.
         """
         if self._claims is None or self._claims[0] != position:
             if self._claims is not None:
@@ -456,8 +461,8 @@ def _rank(snapshot: Snapshot) -> tuple[int, int, int]:
 def _begin(source: events.Source, snapshots: Collection[Snapshot]) -> LogPosition | None:
     """Return where to start reading the updates topic; None without snapshots.
 
-    Only the best hot snapshot qualifies: it is that of the leader in force. So the updates of
-    earlier leaderships are not read again, however long this one has lasted.
+    Of hot snapshots only the best one matters, because the leader in force wrote it. So updates
+    from before that snapshot are not read again.
     """
     if source == "hot" and snapshots:
         return max(snapshots, key=_rank).updates

@@ -40,7 +40,7 @@ PASSES = 4
 GRID_S = 0.1
 # Consecutive failed deliveries after which a further attempt is expected to fail, too.
 DELIVERIES = 3
-# Consecutive faults of any kind.
+# The same for other consecutive faults, except those that a server caused.
 FAULTS = 5
 
 
@@ -76,7 +76,7 @@ class JobCoordinator:
         protocol = protocol_settings(first)
         self._machine = Coordinator(replica.name, protocol)
         self._request = request_of(first)
-        # True once the job is gone, or is resumed for a new actor: this actor then ends.
+        # True if this actor must end: the job is gone, or it was resumed and gets a new actor.
         self._stopping = False
         # True after repeated faults. A resumed job starts with a new actor.
         self._gave_up = False
@@ -145,7 +145,10 @@ class JobCoordinator:
             self.decide(events.HoldRequired(_given_up(self.job, self._fault), self._fault.detail))
 
     def _see_hold(self) -> None:
-        """Pause after a hold is written, before reading job records: any other record is newer."""
+        """Pause the core after the job's record says that the job is held.
+
+        This is called before the newest record is read, so that a later resume is not missed.
+        """
         ending = self._effects.ending
         record, ending.hold_written = ending.hold_written, None
         if record is not None:

@@ -197,7 +197,7 @@ class MetricsObserver:
             case do.Drop(reply, reason):
                 self._dropped(reply, reason, leading)
             case do.DiscardSum(number):
-                # Batches of other rounds go, too: rounds are usually discarded together.
+                # This also forgets batches of other rounds, which are usually discarded together.
                 self._asked.clear()
                 self._gradient_at.pop(number, None)
                 self._updated_s = None

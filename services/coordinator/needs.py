@@ -81,7 +81,7 @@ class DemandMeter:
             leader_status: The leader's newest status.
             ends: Ends of all its partitions.
             now: Monotonic time in seconds.
-            group_size: K that may be in force.
+            group_size: The smallest K that may be in force.
             runs: True if the job is neither paused nor held.
         """
         claimed = _between(self._first, leader_status.claimed)
@@ -134,7 +134,7 @@ def backlog_of(spec: JobSpec, unclaimed: int, waiting: int, group_size: int) -> 
         spec: The job.
         unclaimed: Records in no batch yet.
         waiting: Batches that are not settled.
-        group_size: K that may be in force.
+        group_size: The smallest K that may be in force.
     """
     records = unclaimed + waiting * spec.batch_size
     if spec.group_linger_s is None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from services.coordinator.streams import StreamWatch
 
 
-# Candidates at a time.
+# Most candidates of one replica at a time.
 MOST = 4
 # A candidate that takes longer has a problem of its own (an outage, or a task that is slow to
 # import) and must not keep others waiting.
@@ -130,9 +130,10 @@ class JobContext:
     outage: Outage
     changes: Changes = field(default_factory=Changes)
     role: Literal["standby", "candidate", "leader"] = "standby"
-    # True if nothing happens. Requests to Redis then wait until other jobs make some.
+    # True if no worker is alive and no batch waits. Requests to Redis then wait until other jobs
+    # send some.
     idle: bool = False
-    # True while the end waits for the last checkpoint or for its record.
+    # True while the end of the job waits for the last checkpoint, or for the jobs topic.
     ends: bool = False
     # True if members hold the weights.
     members: bool = False

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 
-# A fifth of the time after which an unpublished job is forgotten.
+# Interval of publications. Workers take a demand that was not published for five intervals for
+# stale, and do not change to its job.
 PUBLISH_S = 1.0
 # Polling interval of the ends of all jobs, idle ones included, and of their topics: two requests
 # of 60 ms for 200 partitions. The ends of busy jobs are polled at each turn.
@@ -127,7 +128,7 @@ class WatchedJob:
 
     def saw(self, ends: Positions, now: float) -> None:
         """Update the figures from the ends of the job's partitions."""
-        # If an end is unknown, a stream is gone.
+        # A partition without a known end has perhaps been deleted.
         known = self.first.keys() <= ends.keys()
         figures = self._figures(ends, now) if known else None
         leads = self.measuring.saw_streams(self._epoch, figures)
@@ -180,11 +181,12 @@ class WatchedJob:
             leader_status: The leader's status, read before the other arguments.
             found: The job's topics.
             ends: Ends of their partitions, and of the control topic.
-            diverged: Offsets at which logs part from the leader's status.
+            diverged: Offsets from which logs differ from the leader's status.
             now: Monotonic time in seconds.
 
         Returns:
-            True to look again soon.
+            True if a suspected loss is not certain yet, so that the logs must be compared again
+            soon.
         """
         if self.control not in ends:
             return False
@@ -426,14 +428,15 @@ class StreamWatch:
         places = [_places(leader_status) for leader_status in leader_statuses]
         places = [{p: at for p, at in known.items() if p in ends} for known in places]
         together: LogPositions = {}
-        # Most jobs that read a partition are at its end.
+        # One request compares the logs of all jobs that know the same positions. Jobs that read the
+        # same partition usually do, because they are at its end.
         for known in places:
             if all(together.get(place, at) == at for place, at in known.items()):
                 together |= known
         try:
             diverged = self._source.agrees(together, positions)
         except DollError:
-            # Only one of the logs may be unknown now.
+            # Perhaps only one log is unavailable, so each job's logs are compared separately.
             diverged, together = {}, {}
         for each, leader_status, known in zip(watched, leader_statuses, places, strict=True):
             try:

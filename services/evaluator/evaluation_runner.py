@@ -1,4 +1,4 @@
-"""Evaluation of versions that count, and records of the results.
+"""Evaluates versions of a job's model, and writes records of the results.
 
 A version is evaluated on the test set at once, and on each stream's records that the model learns
 from next as soon as these are known. They usually are when the test ends, and then one record
@@ -43,8 +43,9 @@ class EvaluationPace(NamedTuple):
     look_s: float = 0.25
     # Time that a result on the test set waits for the next update.
     together_s: float = 1.0
-    # Records of each stream that a version predicts before it learns from them. In 95 of 100 cases,
-    # the accuracy on this many is at most 6 points from that on all.
+    # Most records of each stream that a version predicts before the model learns from them. In 95
+    # of 100 cases, the accuracy on this many differs by at most 6 percentage points from the
+    # accuracy on all records.
     sample: int = 256
 
 
@@ -69,7 +70,7 @@ class _Open:
     at_s: float
     # Time of the last report, or of the start, on the clock `monotonic`.
     since: float
-    # Streams that it has not predicted yet.
+    # Streams whose next records the version has not predicted yet.
     awaited: set[str]
     records: int = 0
     # Result on the test set until it is reported.
@@ -121,15 +122,16 @@ class EvaluationRunner:
         return CheckpointStore(open_blobs(self._settings), self._job).base(digest)
 
     def begin(self, name: ModelId, weights: bytes, *, tests: bool, predicts: bool) -> None:
-        """Start with a version: evaluate it on the test set.
+        """Start with a version: load it, and evaluate it on the test set if `tests`.
 
         The caller has finished the previous version with `go_on`.
 
         Args:
-            name: Version id as the history has it.
+            name: Id of the version in the updates topic.
             weights: Serialized weights.
             tests: True if no evaluator has evaluated it on the test set yet.
-            predicts: True if no evaluator has evaluated it on the following records yet.
+            predicts: True if no evaluator has evaluated it yet on the records that the model learns
+                from next.
 
         Raises:
             CorruptError: If the weights are not of this model.
@@ -220,7 +222,7 @@ class EvaluationRunner:
         except TaskError as error:
             self._complain(stream, str(error))
             return {}
-        # Scores of a few hundred records alone are too noisy.
+        # Scores are collected over several versions, because a few hundred are too noisy.
         if judged.scores is not None:
             judged.means.update(self._scores[stream].add(judged.scores, monotonic()))
         means = self._finite(stream, judged.means)

@@ -1,11 +1,13 @@
-"""One job's evaluator: follows the updates topic, and evaluates offered versions that count.
+"""One job's evaluator: evaluates the versions that a leader offers.
 
     board   ── offered model ──▶ ┌───────────┐
-    updates ── what counts   ──▶ │ evaluator │ ── Evaluated, Drifted ──▶ updates
+    updates ── history       ──▶ │ evaluator │ ── Evaluated, Drifted ──▶ updates
     streams ── records       ──▶ └───────────┘
 
-It needs nothing from workers, and from the leader only one write of the model per n updates. A slow
-evaluator evaluates the newest version that it finds and skips those in between.
+A version is evaluated only if the updates topic shows that it is part of the job's history: not if
+a takeover took it back. The evaluator needs nothing from workers, and from the leader only one
+write of the model per `every_updates` updates. A slow evaluator evaluates the newest version that
+it finds and skips those in between.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class JobEvaluator:
         self._versions = OfferedVersions(evaluation.every_updates)
         # The last offer that was fetched.
         self._known: ModelId | None = None
-        # An offer that is not known to count yet.
+        # An offer that the updates topic has not confirmed yet.
         self._offer: tuple[ModelId, bytes] | None = None
         # The version that was evaluated last.
         self._last: ModelId | None = None
@@ -171,10 +173,10 @@ class JobEvaluator:
             self._writer = self._process.log.writer()
         self._writer.append(self._updates.partition.topic, encode_audit(record))
 
-    # --- what is offered -------------------------------------------------------------------------
+    # --- offers ----------------------------------------------------------------------------------
 
     def _consider_offer(self, *, over: bool) -> None:
-        """Start with the offered version once it counts."""
+        """Start with the offered version once the updates topic has confirmed it."""
         if self._offer is None:
             return
         model, weights = self._offer
@@ -192,7 +194,7 @@ class JobEvaluator:
         tests = bool(self._evaluation.stream) and name.version > self._versions.tested
         predicts = name.version > self._versions.predicted
         if over and not self._versions.after(name):
-            # There is nothing to predict, and there will not be.
+            # The model has learned from no records after this version, and the job has ended.
             predicts = False
         if name == self._last or not (tests or predicts):
             # A new leader offers its base version again, or the version was evaluated earlier.
@@ -217,7 +219,7 @@ class JobEvaluator:
         self._last = name
 
     def _go_on(self, *, last: bool) -> None:
-        """Continue with the version that is being evaluated, if it still counts."""
+        """Continue with the version under evaluation, or drop it if a takeover took it back."""
         runner = self._runner
         if runner is None or runner.name is None:
             return

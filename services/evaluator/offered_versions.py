@@ -1,14 +1,16 @@
-"""Pure fold that decides which offered models count, and knows which results are reported.
+"""Pure fold over the updates topic: which offered versions are part of the job's history.
 
-A leader offers a version before its audit record can be read, and a version that was taken back is
-worthless. Also, a leader names its base weights with its own epoch, and the history names them with
-the epoch of the leader that made them:
+The fold also knows which results were reported. A leader offers a version before its audit record
+can be read, and a later leader may take it back; then nobody should evaluate it. Besides, a version
+may have two ids: a leader names its base weights with its own epoch, and the history names them
+with the epoch of the leader that made them:
 
     record   Lead(-1) J=1         J=40    Lead, base J=40   J=41    Evaluated (70, 40)
              epoch 70                     epoch 80
     path     -        (70, 1)     (70,40) (70, 40)          (80,41)
 
-    (70, 40)  is itself;  (80, 40) is (70, 40) from its Lead on;  (70, 41) never was
+An offer (70, 40) is the version (70, 40). An offer (80, 40) is the same version, from the second
+Lead on. An offer (70, 41) is not part of the history.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from common.core.snapshot_publishing import is_offered
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
-# Versions whose next records are kept; an evaluator is rarely two versions behind.
+# Number of offered versions whose next batches are kept; an evaluator is rarely two versions late.
 _KEPT = 8
-# Versions remembered; more than a takeover takes back.
+# Number of versions remembered, more than a takeover takes back.
 _REMEMBERED = 1000
 
 
@@ -92,7 +94,7 @@ class OfferedVersions:
                 pass
 
     def name(self, model: ModelId) -> ModelId | None:
-        """Return the history's id of an offered model, or None if it does not count (yet)."""
+        """Return the history's id of an offered model, or None if the history lacks it (so far)."""
         if model == GENESIS:
             return model
         canonical = self._began.get(model.epoch)
@@ -101,7 +103,7 @@ class OfferedVersions:
         return canonical if self._history.find(model.version) == canonical else None
 
     def may_come(self, model: ModelId) -> bool:
-        """Return True if a model may still count, because its record or its leader's is unread."""
+        """Return True if a model may be in records of the updates topic that were not read yet."""
         if model.epoch == self._history.epoch:
             return model.version > self._history.version
         return model.epoch > self._history.epoch
@@ -124,7 +126,7 @@ class OfferedVersions:
         before = self._progress[-1][1] if self._progress else update.progress - 1
         if self._offered:
             offered = self._offered[-1]
-        # The base version 0, or a version from before the first record that still exists.
+        # Version 0, or the last offer from before the first record that still exists.
         else:
             offered = (update.version - 1) // self._every * self._every if self._start else 0
         if is_offered(before, update.progress, self._every):

@@ -66,7 +66,7 @@ class RegisteredCheckpoints:
         Args:
             record: The job.
             run: The job's run in the tracker.
-            tracked: The versions that count, and their results on the test set.
+            tracked: The job's history, and results on the test set.
             last: True to look at all checkpoints even if none is new.
 
         Raises:
@@ -83,7 +83,7 @@ class RegisteredCheckpoints:
         found = {name: self._open(store, name) for name in names}
         self._opened = found
         read = {name: each for name, each in found.items() if each is not None}
-        # A checkpoint that is newer than the history read so far may or may not count.
+        # It is not known yet if a checkpoint newer than the records read so far is in the history.
         known = all(each.snapshot.updates_position <= history.position for each in read.values())
         counting = {name: each for name, each in read.items() if history.holds(each.snapshot.made)}
         if not known:

@@ -1,7 +1,7 @@
 """Choice of an update's records that a version predicts before the model learns from them.
 
-At most a given number per stream, from as many batches as possible, so that they do not all come
-from the first partition or the first worker.
+The records of a stream, at most a given number, come from as many batches as possible, so that they
+do not all come from the first partition or the first worker.
 
     batches of a stream   ┌────────────┐┌────────────┐┌──────┐
     sampled               ├──┤          ├──┤          ├┤          in proportion to their offsets
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from common.core.spans import Span
 
-# Per stream; each piece is a request to Kafka, which takes some milliseconds.
+# Most pieces per stream. Each piece is a request to Kafka, which takes some milliseconds.
 MOST_PIECES = 16
 
 

@@ -42,7 +42,7 @@ class TrackedMetrics:
     """Fold over a job's updates topic, in bounded memory.
 
     Attributes:
-        history: Decides which updates count.
+        history: Decides which updates are part of the job's history.
 
     Args:
         every_updates: Number of updates that each point is a mean over.
@@ -108,7 +108,7 @@ class TrackedMetrics:
         before = self._last.progress if self._last else update.progress - 1
         self._last, self._at_s = update, at_s
         means = {"loss": update.loss} | update.metrics
-        # Takes precedence over a task's metric of the same name.
+        # The loss takes precedence over a task's metric with the name "loss".
         means["loss"] = update.loss
         for name, value in means.items():
             if name in WINDOWED:

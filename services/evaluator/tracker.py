@@ -1,6 +1,6 @@
 """One job's tracker: reads the updates topic, and sends points and models to MLflow.
 
-    updates ── what counts ──▶ ┌─────────┐ ── points, doll.position ──▶ the job's run
+    updates ── history     ──▶ ┌─────────┐ ── points, doll.position ──▶ the job's run
     storage ── checkpoints ──▶ │ tracker │ ── versions, aliases      ──▶ a registered model
                                └─────────┘
 
@@ -173,7 +173,7 @@ class JobTracker:
         return self._opened
 
     def _report_unable(self, why: str) -> None:
-        # Redis is unavailable, but the log has the error.
+        # If Redis is unavailable, only the log has the error.
         with suppress(DollError):
             ttl_s = self._pace.refused_s + UNABLE_S
             self._board.put_unable(EVALUATOR + self._process.name, why, ttl_s)
@@ -218,10 +218,10 @@ class JobTracker:
                 self._spec.experiment, self._job, self._identity, parameters
             )
             position = self._run.tags.get(POSITION, "")
-            # The position exceeds the end if Kafka lost acknowledged records; others will follow
-            # there.
+            # The position exceeds the end if Kafka lost acknowledged records. New records will have
+            # the offsets of the lost ones.
             sent = min(int(position) if position.isdigit() else 0, end)
-            # The run was deleted.
+            # The previous run was deleted, so all points are sent again.
             if sent < self._tagged:
                 self._updates.close()
                 self._pending = []

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 # Seconds between attempts while Kafka is unavailable.
 AGAIN_S = 0.5
-# Connections of all clients together; the same as the limit of waiting requests.
+# Most connections of all clients together, equal to the limit of waiting requests.
 MOST_CONNECTIONS = 1000
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
 
 ROWS = 256
-# Waiting requests; more are refused.
+# Most waiting requests; further ones are refused.
 MOST_WAITING = 1000
 _BEAT_S = 1.0
 
@@ -80,7 +80,7 @@ class Batches:
         self._note = note
         self._ended = ended
         self._waiting = queue.SimpleQueue[_Waiting | None]()
-        # Taken from the queue, but too large for the previous batch.
+        # Request that was taken from the queue but did not fit into the previous batch.
         self._left: _Waiting | None = None
         self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
         self.fault: BaseException | None = None

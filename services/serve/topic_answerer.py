@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # Records per transaction.
 ROWS = 256
 RETRY_S = 0.5
-# Number of offsets before the end that contain the last position, because a transaction's marker
-# follows each.
+# Number of offsets before the end of the positions topic that are read first. They usually contain
+# the last position. The last offset itself is a transaction's marker.
 _NEAR_END = 100
 # Name of the header with the address of the answered record.
 _HEADER = "from"

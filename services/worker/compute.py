@@ -198,7 +198,7 @@ class OrderComputer:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
             raise NoGradientError(reason, blamed, error.summary, error.traceback) from error
-        # The module replaces its buffers.
+        # The task's module replaces its buffers, which is an error of the task.
         except UserError as error:
             raise NoGradientError("task", compute.batches, str(error)) from error
         finally:
@@ -243,7 +243,7 @@ class OrderComputer:
                     parts.append(self._codec.decode(values).records)
         except ExpiredError as error:
             raise NoGradientError("expired", (batch,), str(error)) from error
-        # The leader detects deleted topics.
+        # A deleted topic is treated like an outage here; the leader notices the deletion.
         except OutsideError as error:
             raise NoGradientError("unreadable", (batch,), str(error)) from error
         where = ", ".join(map(str, batch.address))
@@ -263,7 +263,7 @@ class OrderComputer:
             )
             raise NoGradientError("raised", (batch,), detail)
         self._measures.batches_read_back.inc()
-        # There may be many batches, and each takes seconds.
+        # Reading many batches back could exceed the watchdog's limit.
         self._watchdog.beat()
         return concatenate(parts)
 

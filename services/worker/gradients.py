@@ -179,8 +179,8 @@ class GradientLoop:
     def _catch_up(self, model: ModelId) -> None:
         """Fetch the model that was missing, after the leader has put it completely.
 
-        Another worker has its order by now. But if this worker waited for the next model, it would
-        miss that one, too, and never have a model that changes apply to.
+        Another worker has this worker's order by now. But the next triggers contain only changes,
+        which this worker can apply only if it has the model before them.
         """
         self._missing = None
         with suppress(NoGradientError):

@@ -100,7 +100,8 @@ class GroupLoop:
         shell: Parts of the process that the thread uses.
         access: Access to other members and to storage.
         make_held: Returns the state with the weights of version 0.
-        machine: Tier, start time and room of this process. None if slices have no owners.
+        machine: Tier and start time of this process, and the number of slices that it can own. None
+            if slices have no owners.
         slices: Number of slices. If 0, members hold the complete state.
     """
 
@@ -293,7 +294,7 @@ class GroupLoop:
             with self._changed:
                 triggers = self._orders.believed(found, self._own_slices)
             if found and not triggers:
-                # The same triggers would be found again at once.
+                # Without this pause, the next read would return the same triggers at once.
                 self._over.wait(LISTEN_S)
             if triggers:
                 self._on_triggers(triggers)

@@ -75,7 +75,8 @@ class _OwnSum:
 
     def take(self, wanted: Gradients) -> int:
         """Make the sum that of `wanted` alone, and return its number of samples."""
-        # Vectors are compared by identity. That is safe because `_added` refers to them until here.
+        # Vectors are compared by id. No id can have been reused, because `_added` has kept its
+        # vectors alive until here.
         if [id(vector) for vector, _ in self._added] != [id(vector) for vector, _ in wanted]:
             self._added.clear()
             for part in wanted:
@@ -136,7 +137,7 @@ class HeldWhole:
         _check_samples(samples, members, reduce, formed)
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """Return the digest of the sum and the weights below it, and the sum's squared norm.
+        """Return the digest of the sum and of the current weights, and the sum's squared norm.
 
         Raises:
             NotFiniteError: If the sum is not finite.
@@ -156,7 +157,7 @@ class HeldWhole:
         """Take the step."""
         if self._reduce is None:
             raise AssertionError("a pending result belongs to an attempt")
-        # The sum is used up.
+        # From here on, there is no pending result.
         reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale
         self._trainer.step(self._sum[:-2], reduce.samples, *rates)

@@ -62,11 +62,12 @@ if TYPE_CHECKING:
     from services.worker.group import GroupAccess
     from services.worker.held_weights import HeldWeights
 
-# Computing the batches of a whole group, or a GPU's first gradient, takes a minute or two. A long
-# limit delays nothing, because other workers get a late worker's batches much earlier.
+# Watchdog's limit for the gradient thread. Computing the batches of a whole group, or a GPU's first
+# gradient, takes a minute or two. A long limit delays nothing, because other workers get a late
+# worker's batches much earlier.
 GRADIENT_STILL_S = 300.0
-# Limit of decoded batches in memory; further batches are read back from Kafka. Twice 2K batches of
-# images fit. A worker's gradient and optimizer take more than this.
+# Limit of decoded batches in memory; further batches are read back from Kafka. About 4K batches of
+# images fit.
 CACHE_MIB = 256
 
 
@@ -116,7 +117,7 @@ class JobWorker:
         self._leave_s = settings.leave_s
         # Set once no further gradient may start.
         self._ended = threading.Event()
-        # Deadline of the gradient that is then under way.
+        # Monotonic time until which a leaving worker waits for the gradient under way.
         self._deadline = 0.0
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)

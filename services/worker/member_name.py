@@ -2,8 +2,8 @@
 
 A machine that was ordered for no slot is a spare. Its worker waits until the job's provisioner
 assigns it a slot in the plans topic, and only then joins the consumer group. It checks again
-whenever it starts on the job. If its machine was taken for lost and another machine has the slot,
-the fenced worker learns here that the slot is no longer its own.
+whenever it starts on the job. If the provisioner took its machine for lost and gave the slot to
+another machine, the worker learns here that it has no slot any more.
 """
 
 from __future__ import annotations

@@ -243,7 +243,11 @@ class JobSelector:
         self._roster.remove(jobs, workers)
 
     def _follow(self, seen: PlacementView, now: float) -> bool:
-        """Carry out the next step of the plan; return True if other workers should know of it."""
+        """Take the next step that `job_placement` decides.
+
+        Returns:
+            True if other workers should know of the step at once.
+        """
         if self._me.only:
             return self._return_to(self._me.only, now)
         me = self._placement(now)

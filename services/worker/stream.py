@@ -159,7 +159,7 @@ class Stream:
             self._time_lag.look(self._reader.lag())
 
     def resize(self, batch_size: int, bound: int, group_size: int) -> None:
-        """Announce batches of a new size from now on, for groups of K; at most `bound` wait."""
+        """Use a changed b, another limit of waiting batches and another largest K from now on."""
         self._log.info("batches_resized", batch_size=batch_size, bound=bound)
         self._feed(events.SizesChanged(batch_size, bound, group_size))
         self._claims.send()

@@ -51,7 +51,7 @@ def verdict_event(record: Evaluated | Drifted) -> EvaluationEvent | DriftAnswer:
 
 
 def plan_event(ledger: FleetLedger, record: PlanRecord) -> Answer | None:
-    """Return the event of a record of the plans topic that counts, or None if it has none."""
+    """Return the event of an effective record of the plans topic; None if its kind has none."""
     match record:
         case Planned():
             return plan_answer(record)
@@ -159,7 +159,7 @@ def _rates(rows: Sequence[UpdateRow], times_s: Sequence[float]) -> list[float]:
         span_s = at_s - times_s[first]
         made = rows[index].version - rows[first].version
         rates.append(made / span_s if span_s > 0 else 0.0)
-    # The start of the first update is unknown.
+    # The start of the first update is unknown, so it gets the rate of the second one.
     return rates[1:2] + rates[1:] or rates
 
 

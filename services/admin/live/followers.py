@@ -440,7 +440,7 @@ class JobFollower:
                 self._publish(MemberEvent.model_validate(fields))
 
     def _stands(self) -> bool:
-        """Return True if time alone does not change the summary: no rate, cost or wait runs."""
+        """Return True if time alone does not change the summary: no cost grows, no rate falls."""
         if self.summary is None or self.summary.numbers is None:
             return False
         numbers, spent_usd = self.summary.numbers, self.summary.spent_usd
@@ -448,7 +448,7 @@ class JobFollower:
         return spent_usd is None and not numbers.updates_per_s and is_quiet
 
     def _summarize(self) -> None:
-        # A poll during an outage may take ten seconds.
+        # This is not the time of the poll, because a poll during an outage may take ten seconds.
         self._summarized_s = now = self._sources.clock()
         with self._lock:
             job, ledger = self._view

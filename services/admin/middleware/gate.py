@@ -33,7 +33,7 @@ _LONGEST_LENGTH = 20
 _DOTS = 2
 # Paths of event streams end with this.
 _EVENTS = "/events"
-# The rest of the body is not read.
+# The connection of a refused request is closed, because the rest of its body is not read.
 _CLOSE = {"Connection": "close"}
 
 

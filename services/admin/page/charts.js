@@ -5,9 +5,9 @@ import { colours, onScheme } from "./theme.js";
 
 // Minimum time between two drawings.
 const SHORTEST_MS = 1000;
-// Drawings may take one part in this many of the time.
+// Drawings may take at most the share 1 / SHARE of the time.
 const SHARE = 10;
-// Time between drawings of charts out of sight, for pictures of the whole page.
+// Time between drawings of charts that are scrolled out of sight. They are drawn for screenshots of the whole page.
 const UNSEEN_MS = 15000;
 const MARGIN = { l: 50, r: 14, t: 10, b: 26 };
 const OPTIONS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
@@ -184,7 +184,7 @@ export class Charts {
       panel.due = false;
       panel.drawnMs = performance.now();
       panel.width = element.clientWidth;
-      // With this attribute, the element would have no height.
+      // An empty figure hides its chart, which then has no height to draw in.
       element.closest("figure")?.removeAttribute("data-empty");
       const plot = { width: element.clientWidth - MARGIN.l - MARGIN.r, height: element.clientHeight - MARGIN.t - MARGIN.b };
       const figure = panel.build(palette, span, plot);
@@ -192,7 +192,7 @@ export class Charts {
       if (figure === null) continue;
       element.setAttribute("aria-label", figure.summary);
       drawing.react(element, figure.data, layout(element, figure.layout ?? {}, palette, span), OPTIONS);
-      // Paper of any width then shows the whole chart.
+      // With a view box, the chart is scaled to the width of the paper when the page is printed.
       for (const svg of element.querySelectorAll(".main-svg")) {
         svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
       }
@@ -239,7 +239,7 @@ function layout(element, own, palette, span) {
     showlegend: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink, size: 12 } },
-    // A finger scrolls the page.
+    // On a touch screen, dragging scrolls the page.
     dragmode: fine.matches ? "zoom" : false,
     ...own,
     margin: { ...MARGIN, ...own.margin },

@@ -69,7 +69,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    // An address typed by hand: no such job exists, and the view says so.
+    // Somebody has typed the address. No job has this name, and the view says so.
     return text;
   }
 }
@@ -86,5 +86,5 @@ addEventListener("hashchange", () => {
 addEventListener("pagehide", () => close());
 addEventListener("pageshow", (event) => event.persisted && route());
 route();
-// Without a key, the view shows a message.
+// Errors are ignored here, because the view reports a missing key itself.
 showCaller().catch(() => {});

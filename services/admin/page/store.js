@@ -10,7 +10,7 @@ const PARTS = {
   provisioning: { path: "/provisioning", everyS: 20 },
 };
 const CONCERNED = {
-  // The event has the whole job.
+  // The event contains the whole job, so no part is requested again.
   job: [],
   evaluation: ["curves"],
   drift: ["curves"],

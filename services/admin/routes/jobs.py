@@ -423,7 +423,7 @@ async def change_job(
     """
     fields = cast("dict[str, Any]", patch)
     changed = {name: plain(fields.pop(name)) for name in CHANGEABLE if name in fields}
-    # Other blocks may need another amount of memory.
+    # A job with changed blocks may need more memory, so it is checked again.
     if not changed.keys().isdisjoint(BLOCKS):
         await service.check(changed_spec(service.job(job).spec, changed))
     record = await service.write(caller, lambda jobs: jobs.change(job, changed=changed, **fields))

@@ -54,8 +54,8 @@ JOB: Final[dict[str, Any]] = {
 }
 
 
-# Limit for one body: ten thousand rates of workers and the other fields. Each value may be an
-# error, which takes a kilobyte.
+# Most values in one body: ten thousand rates of workers, and the other fields. Each value may cause
+# an error message, which takes a kilobyte.
 MOST_VALUES: Final = 12_000
 YAML_TYPE: Final = "application/yaml"
 # Key in a request's scope.

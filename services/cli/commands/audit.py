@@ -71,7 +71,7 @@ def audit(
     for stream in {place.topic for place in first}:
         with suppress(UnknownTopicError):
             places.update(log.partitions(stream))
-    # This precedes the read of claims, so that most records up to here are claimed.
+    # The starts are read before the claims, so that most records below them are claimed.
     starts = log.starts(places)
     # Updates are read first, so that the claims of their batches are in the control topic.
     decided = read_decoded(log, updates, decode_audit)
@@ -117,7 +117,7 @@ def verdict(audit: Audit) -> str:
 
 def draw(job: str, audit: Audit, last: int) -> Group:
     """Draw the newest versions with their spans, the totals, all flaws and the result."""
-    # Otherwise all updates are synchronous.
+    # The columns "mode" and "stale" are shown unless all updates are synchronous.
     made = any(update.synchrony for update in audit.updates)
     table = Table("version", "by", "loss", "records", "batches", box=None)
     for column in ("mode", "stale", "spans")[0 if made else 2 :]:

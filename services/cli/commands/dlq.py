@@ -127,7 +127,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         batches = sum(each.is_batch for each in chosen)
         typer.echo(f"would be replayed: {len(chosen) - batches} records and {batches} batches")
         return
-    # The replayer comes before the read, because it fences other writers.
+    # The replayer is created before the read, because it fences other replays.
     with closing(Replayer(log, local_user().name)) as replayer:
         read = read_of(replayer.dead_letters(stream), log, job)
         # The quarantine must also end for batches whose records another job's replay has written.

@@ -131,7 +131,7 @@ def _export_apart(model: bytes, path: Path, allowed: Collection[str]) -> None:
     import subprocess
 
     command = command_of("common.jobs.export", str(path), *allowed)
-    # The process finds the task in the same places.
+    # The other process looks for the task's code in the same folders as this one.
     environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
     done = subprocess.run(  # noqa: S603 -- our own command line
         command, input=model, capture_output=True, check=False, env=environment

@@ -104,7 +104,7 @@ def replay(
         raise UserError(f"give --batch OFFSET or --all; `doll job requeue {job}` lists the batches")
     job_id = JobOperations(log).get(job).id
     with closing(Replayer(log, local_user().name)) as replayer:
-        # The replayer comes first, because it fences other writers.
+        # The replayer is created before the read, because it fences other replays.
         quarantine = Quarantine(log, job_id)
         counts = {
             each.offset: replay_batch(replayer, quarantine, each) for each in chosen(quarantine)

@@ -104,7 +104,7 @@ def _simulated(
     command = command_of("common.spot.planning.simulation_process", str(folder))
     environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
     with (
-        # The process ended before it read anything.
+        # The pipe breaks if the process ends before it has read anything.
         suppress(BrokenPipeError),
         # The process has a group of its own, so that Ctrl-C reaches only this process.
         Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0) as process,  # noqa: S603 -- our own command line

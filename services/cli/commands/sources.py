@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _WRITTEN = ("tensor", "json")
-# Records; takes a few milliseconds, including warps.
+# Number of records encoded at once, which takes a few milliseconds, including warps.
 _ENCODED_AT_ONCE = 256
 
 

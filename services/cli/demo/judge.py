@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from services.cli.demo.run import Demo, DemoFleetView
 
 
-# torch may still have to be loaded, on a busy machine.
+# Time limit of the test, which may have to load torch on a busy machine.
 _TIMEOUT_S = 120.0
 _TESTED = msgspec.json.Decoder(dict[str, float])
 
@@ -86,10 +86,10 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
     proof = audit(first, claimed, decided)
     updates = proof.updates
     tested = test.result()
-    # All records produced must be accounted for.
+    # Without a market, all records produced must be accounted for.
     if demo.fleet is None:
         bill, ends = None, demo.ends
-    # Records must be accounted for up to the end of the job.
+    # With a market, the job may end first, so only records up to its end must be accounted for.
     else:
         bill, ends = _bill(demo, demo.fleet, len(updates)), proof.settled
     return DemoSummary(
@@ -121,8 +121,8 @@ def account(audit: Audit, first: Positions, ends: Positions) -> Account:
     quarantined = sum(record.batch.samples for record in audit.quarantined)
     used = audit.trained + audit.skipped + expired + quarantined
     duplicated = _overlap(_settled_spans(audit))
-    # Both by number and by position: a total may be right even if a partition was not read to its
-    # end.
+    # Records are compared by number and by position, because the total may be right even if a
+    # partition was not read to its end.
     missing = produced - (used - duplicated)
     behind = sum(max(0, ends[place] - audit.settled.get(place, first[place])) for place in first)
     return Account(

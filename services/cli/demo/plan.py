@@ -4,8 +4,8 @@ Without a market, the workers are processes that run from the start, and one of 
 half-way. With a market, they are machines that a provisioner rents to meet a deadline. These are
 processes, too. Their spot prices are those of m4.xlarge in us-east-1d on one day of 2016
 (`prices.csv`, one row per 5 minutes, from EC2's public price history), and they are preempted at
-random. For half a minute, the price is above that of on-demand machines; a plan that does not
-change pays it.
+random. For 18 s, the spot price is at least that of on-demand machines; a plan that does not change
+pays it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ provisioning: {{workers: {workers}, review_s: {review_s}}}
 _PRICES = Path(__file__).with_name("prices.csv")
 # Price of the same machines at that time.
 ON_DEMAND_USD_PER_HOUR = 0.239
-# Speed of the recorded prices: a row takes 3 s, the time above on-demand 18 s.
+# Speed of the recorded prices: a row lasts 3 s. Six rows are not below the on-demand price.
 _SPEED = 100.0
 _AVAILABILITY = 0.9  # alpha
 # Mean time between preemptions of a machine, so that every demo has some.
 _CYCLE_S = 30.0
 _REVIEW_S = 5.0
-# theta / theta_0: more than without any outage, less than spot machines alone need.
+# theta / theta_0: above 1, the ratio without preemptions, and below that of spot machines alone.
 _SLACK = 1.12
 # Time from the start of a process to its first records.
 _JOINED_S = 4.0

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 # All processes load torch at once, perhaps on one busy core.
 _START_S = 90.0
-# Time after the last record; a dead worker's partitions move within ten seconds.
+# Time after the last record until all records must be settled. A dead worker's partitions move
+# within ten seconds.
 _DRAIN_S = 60.0
 # Workers finish their current gradient before they leave.
 _RELEASE_S = 60.0
@@ -122,7 +123,7 @@ class Demo:
     Args:
         plan: Plan of the demo.
         logs: Folder for the processes' logs.
-        ending: True in `asked` if the demo should end early.
+        ending: Its `asked` becomes True if the demo should end early.
     """
 
     def __init__(
@@ -321,7 +322,7 @@ class Demo:
         self._phase = phase
         self._screen.happened(what, monotonic())
 
-    # --- what is so ------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     def _alive(self) -> set[str]:
         statuses = self.progress.seen.statuses or {}

@@ -33,7 +33,7 @@ class Screen:
     """Display of a demo.
 
     Args:
-        began: Start time on the clock of `now` in each call.
+        began: Start time, by the same clock as the `now` of the methods.
     """
 
     def __init__(self, console: Console, began: float) -> None:

@@ -227,7 +227,7 @@ class Api:
         headers: Mapping[str, str] | None = None,
         model: bool = False,
     ) -> httpx2.Response:
-        """See `Connection.ask`; if no service answers, the error says what to do."""
+        """Call `Connection.ask`; if no service answers, the error says what to do."""
         try:
             return self._service.ask(
                 method, path, body, parameters=parameters, headers=headers, model=model

@@ -32,7 +32,7 @@ _UNNAMED = re.compile(r"`doll job resume(?=`| --)")
 
 
 class _Waiting(NamedTuple):
-    """A job that ends, until that is written."""
+    """The end of a job that the jobs topic does not contain yet."""
 
     end: do.Finish
     # Deadline for the upload of its last checkpoint.
@@ -132,7 +132,7 @@ class JobEnding:
             self._job.log.error("last_checkpoint_late", waited_s=UPLOAD_S)
         if now < self._write_at:
             return
-        # The leader that would have named the checkpoint has ended.
+        # The leader has ended, so it does not order the record that names its last checkpoint.
         if (name := self._snapshots.unnamed) is not None:
             self._snapshots.unnamed = None
             deque(self._records.append(CheckpointStored(*name)), maxlen=0)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from common.core import commands as do
     from services.coordinator.replica import JobContext
 
-# Pauses between attempts if this replica lacks the job's task: the first, doubled up to the second.
-# Somebody may install the task, but each attempt keeps the lease from others for a moment.
+# Shortest and longest pause between attempts of a replica that lacks the job's task. Each pause is
+# twice the previous one. An attempt is useful once somebody has installed the task, but it keeps
+# the lease from other replicas for a moment.
 UNABLE_S = (5.0, 60.0)
 
 

@@ -43,7 +43,7 @@ class ModelPublisher:
         # The base and the changes of the next trigger.
         self._changed = _UNCHANGED
         self._offered: ModelId | None = None
-        # Progress before the version in hand, and with it.
+        # Progress of the previous version, and of the version in hand.
         self._progress = -1.0, 0.0
 
     def begin(self, snapshot: Snapshot) -> None:
@@ -138,7 +138,8 @@ class ModelPublisher:
     def _compress(self) -> None:
         """Begin to send changes only, starting from the weights in hand, if the job compresses.
 
-        A model that has an id never changes: all its holders have the same bits.
+        The view begins with exactly these weights, because they may be published under their id
+        already, and everybody must have the same bits of one id.
         """
         if self._job.spec.compression is None or self._travels_inside:
             return
@@ -171,12 +172,12 @@ class OrderPublisher:
         self._status: LeaderStatus | None = None
         # Stream of this leader's triggers.
         self._triggers = ""
-        # Stage of the slices' owners in this leadership.
+        # Last known stage of AgileML in this leadership; 0 if unknown.
         self._stage = 0
-        # Lines about members that are in the log.
+        # Kind, worker and reason of the log lines about members that were written.
         self._reported_members = set[tuple[str, str, str]]()
-        # The leadership and the workers of the last answer. Used only by the thread that receives
-        # it.
+        # Leadership and heartbeats of the last answer to `read_heartbeats`. Used only by the thread
+        # that receives answers.
         self._seen: tuple[int, dict[WorkerId, Heartbeat]] | None = None
 
     def begin(self) -> None:

@@ -114,7 +114,7 @@ class SnapshotStore:
         self._outage = Outage(logger, "storage")
         # Checkpoints that were skipped, and why.
         self._unreadable = dict[ModelId, str]()
-        # Problem with the hint in storage.
+        # Reason if the hint (the name of the newest checkpoint) cannot be read; otherwise empty.
         self._hint = ""
         # First snapshot of the current leader.
         self._begun: ModelId | None = None
@@ -243,7 +243,7 @@ class SnapshotStore:
         except CorruptError as error:
             self._pass_over(name, str(error))
             raise
-        # The checkpoint was restored.
+        # If it was unreadable before, somebody has repaired it.
         self._unreadable.pop(name, None)
         return weights
 
@@ -379,7 +379,7 @@ class SnapshotStore:
             self._newest_s = kept[0].manifest.created_s
 
     def _offer(self, saved: SnapshotFile) -> None:
-        """Offer the weights to evaluators: only stored versions of members pass through here."""
+        """Offer weights that members have stored to evaluators; the leader has no copy of them."""
         if self._record.spec.evaluation is not None:
             self._board.offer_model(saved.snapshot.made, model_in(saved.trainer))
 
@@ -425,9 +425,10 @@ class SnapshotPublisher:
         # A checkpoint that the updates topic may not name yet.
         self.unnamed: ModelId | None = None
         self._copy = b""
-        # Times of the copied weights, and of the newest snapshot's version, in seconds since 1970.
-        # Later snapshots of a version keep its time.
+        # When the weights were copied, in seconds since 1970.
         self._copied_at_s = 0.0
+        # Version of the newest snapshot, and its time in seconds since 1970. Later snapshots of the
+        # same version keep this time.
         self._version = GENESIS, 0.0
         self._unpublished: _Unpublished | None = None
 

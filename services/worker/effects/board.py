@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
-# Four heartbeats, so that a worker survives one lost and one late heartbeat.
+# Lifetime of a heartbeat: four intervals, so that one heartbeat may be lost and one may be late.
 HEARTBEAT_TTL_S = 1.2
 # Time between two reports in Redis.
 AGAIN_S = 10.0
