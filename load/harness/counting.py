@@ -123,7 +123,7 @@ class Unlearned(NamedTuple):
     """A weight that is wrong."""
 
     record: int
-    # If it must be -1: 0 means that the record was lost, -2 that it was used twice.
+    # If -1 would be right, 0 means that the record was lost, -2 that it was used twice.
     weight: float
 
 
