@@ -87,7 +87,7 @@ class Company:
         return set(self._frontier.values()) == {self._appended}
 
     def shares(self, *members: Member) -> list[int]:
-        """Return the partition count of each member, or [] unless each has exactly one owner."""
+        """Return each member's number of partitions, or [] unless each partition has one owner."""
         owned = [partition for member in members for partition in member.owned]
         complete = len(owned) == len(set(owned)) == _PARTITIONS
         return sorted(len(member.owned) for member in members) if complete else []

@@ -1,8 +1,8 @@
 """Compaction deletes records after their batch was claimed: that batch expires.
 
 record    0 1 2 3 4 5 6 7   8 ... 15   16 17 18 19   20 ...   16 to 19 have the keys of 0 to 3
-claimed   by a worker       that died
-there             4 5 6 7   8 ... 15   16 17 18 19   20 ...
+claimed   by a worker that died
+left              4 5 6 7   8 ... 15   16 17 18 19   20 ...
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_evaluations_are_correct_and_find_the_stream_that_changed(
     assert {drift.stream for drift in drifts} == {training.streams[1]}
     assert all(drift.before < drift.after for drift in drifts)
     assert drifts[0].model.version > 50
-    # None of its records count.
+    # The evaluator's records change nothing in the audit.
     claims = read_decoded(training.log, control_topic(training.spec.name), decode_claim)
     whole = audit(training.first, claims, records)
     bare = [(at, None if isinstance(it, Evaluated | Drifted) else it) for at, it in records]

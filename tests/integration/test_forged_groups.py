@@ -197,7 +197,7 @@ def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
     make: Make, admin: redis.Redis, mode: str
 ) -> None:
     # c1   █████ killed
-    #            two snapshots: of its epoch, and of a later one
+    #            forged snapshots: one of c1's epoch, and one of a later epoch
     # c2               ███████
     options = GROUP if mode == "group" else "\n            checkpoint: {every_updates: 1}\n"
     records = 3 * RECORDS_OF_A_CASE

@@ -136,7 +136,7 @@ def test_token_function_provides_tokens_of_every_client(issued: Issued) -> None:
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
-    # One per client, and some renewed.
+    # Each client got a token, and some renewed theirs.
     assert len(made) > 5
 
 

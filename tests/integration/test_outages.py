@@ -195,8 +195,8 @@ class Stack:
         with closing(KeyStore(cluster.log)) as keys:
             key, _ = keys.create("olga", "operator")
         self.avro = self._submit_avro()
-        # Copies of topics on the other broker stay away, so `min.insync.replicas` decides about
-        # writes.
+        # The replicas on the second broker stay unavailable, so `min.insync.replicas` decides if
+        # writes succeed.
         second.stop()
         self.ports = {name: free_port() for name in ("c1", "c2", "w1", "w2", "e1")}
         services = {"c": "coordinator", "w": "worker", "e": "evaluator"}
@@ -256,8 +256,7 @@ checkpoint: {{every_updates: 100000}}
         found = read_decoded(self.cluster.log, topics.updates_topic(self.avro), decode_audit)
         return sum(getattr(record, "samples", 0) for _, record in found)
 
-    # --- reports
-    # -------------------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------
 
     def job(self, job: str) -> str:
         """Return the state of a single job."""
