@@ -82,7 +82,7 @@ class Found(NamedTuple):
     twice: int
     # Machines that still run, or whose end is missing in the log.
     forgotten: int
-    # Error of the bill.
+    # Difference between the bill and the provider's books, in cents.
     cents: int
     # Lost records, records used twice, and flaws of the audit.
     wrong: int
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     evicted: int
     # Partitions that lay unread for too long.
     unread: int
-    # Longest time that any lay unread.
+    # Longest time that a partition lay unread.
     unread_s: float
 
 

@@ -121,8 +121,8 @@ def test_exchange_acquires_renews_and_releases_lease(
 
 @on_redis
 def test_lease_of_ended_process_is_taken_over_at_once(server: Server) -> None:
-    #  one    holds ─── ends
-    #  two      refused    notified that it holds, without another request
+    #  one    holds the lease ─── ends
+    #  two        refused            notified that it holds the lease, without another request
     one, two = server.boards().exchange(), server.boards().exchange()
     held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")

@@ -640,7 +640,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
 
 
 def check_settled(world: World) -> Iterator[Violation]:
-    """Check that, some time after faults, the planned machines run and no request for a plan waits."""
+    """Check that, some time after faults, planned machines run and no request for a plan waits."""
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
