@@ -88,7 +88,7 @@ _BACKLOG = (
     # work while the producers cannot write.
     1000
 )
-# Factor for updates that are rolled back. The producers write as many more records.
+# Records that may be produced, relative to those that the job can learn without a rollback.
 _TAKEN_BACK = 1.2
 _START_S = 90.0  # limit for the first update
 # The model has weights for records produced up to this long after the run.

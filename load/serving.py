@@ -202,9 +202,9 @@ def _wipe_once(trained: Trained, seconds: float) -> None:
 
 
 def _pairs(count: int, ours: tuple[Address, int], plain: tuple[Address, int]) -> list[Pair]:
-    """Measure pairs of blocks of requests, one block per server. Both servers take turns at first.
+    """Measure pairs of blocks of requests, one block per server.
 
-    The first pair of blocks only warms both servers up.
+    The server whose block comes first alternates. The first pair only warms both servers up.
     """
     requests = {ours: request(ours[0], JOB), plain: _plain_request(plain[0])}
     pairs = list[Pair]()

@@ -187,7 +187,7 @@ def batches_per_s(
 
 
 def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
-    """Return the gain over workers that compute only their own batches, and all are slow."""
+    """Return the gain in batches/s over a fleet whose every update waits for the slow worker."""
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
     job = SimulatedJob(8, 1, _ROUNDS, GRADIENT_S, given)
     return batches_per_s([*[1.0] * 7, 0.25], job) / all_slow

@@ -209,9 +209,9 @@ def run_auction(
 def clairvoyant_usd(prices: Floats, step_s: float) -> float:
     """Return the lowest possible cost of a unit that runs all the time and may change markets.
 
-    This is a shortest path through time with all prices known. An hour is paid at its beginning. It
-    is free until a step whose price is above all earlier prices of the hour, because a bid just
-    below that price loses the machine there. Evictions cost no time.
+    This is a shortest path through time with all prices known. An hour is paid at its beginning,
+    and refunded if an eviction ends it early. The right bid is evicted at any step whose price is
+    above all earlier prices of the hour. Evictions cost no time.
 
     Args:
         prices: (M, T) USD per hour of a unit of work per second.

@@ -205,7 +205,7 @@ def waiting_job_of(max_lag_s: float) -> Experiment:
 
 
 def _moving(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Row D: the same job if streams move to the survivors. Gradients alone need machines."""
+    """Row D: the same job if streams move to the survivors, so machines only compute gradients."""
     jobs = {f"{1e3 * each:g} ms": moving_job_of(each, TOLERATED_S) for each in MOVING}
     found, of = _simulated(runner, "streams that move", jobs), runner.asked.runs
     for name, one, (gradient_s, bar) in zip(jobs, found, MOVING.items(), strict=True):

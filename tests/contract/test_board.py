@@ -489,7 +489,7 @@ def test_ask_while_skips_request_if_key_was_just_taken(
             server.ask(("SET", key, free))
 
         class Free(tuple[bytes | None, ...]):
-            """Allowed values. When the board finds the key's value here, another process takes it."""
+            """Allowed values. When the server's value is found here, another process changes it."""
 
             __slots__ = ()
 

@@ -299,8 +299,8 @@ def test_dead_owner_of_replicated_slices_loses_no_update(make: Make) -> None:
 def test_updates_after_slice_backup_are_learned_again_if_owners_die(
     make: Make,
 ) -> None:
-    # Two workers own the slices, each slice has one owner. At least one owner is among the three that
-    # die, so a part of the optimizer's state is lost.
+    # Two workers own the slices, and each slice has one owner. At least one of the two is among the
+    # three that die, so a part of the optimizer's state is lost.
     cluster = started(make, "slices-die", 2500, "c1", "w1", "w2", "w3", "w4", group=SLICES % 1)
     await_condition(lambda: cluster.version() >= 30, "thirty updates, and a backup at twenty")
     for name in ("w1", "w2", "w3"):

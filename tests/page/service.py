@@ -67,7 +67,7 @@ class PageService:
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
         self.worlds = dict(worlds)
-        # Time of the log's clock. None: the real time.
+        # Time of the log's clock. None for the real time.
         self._at_s: float | None = None
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
