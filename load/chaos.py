@@ -388,7 +388,7 @@ class _Owner:
     """Resumes the job whenever a loss of records holds it, with the option named in the reason.
 
     Args:
-        switching: Also change the job's mode every `SWITCH_S`.
+        switching: True to change the job's mode every `SWITCH_S`, too.
     """
 
     def __init__(self, log: Log, job: str, *, switching: bool) -> None:

@@ -96,7 +96,7 @@ class UpdatesMeter:
                 raise NotMeasuredError(f"{self._job}: no batch of {missing} within {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
-        """Count updates after the next one, for `seconds`.
+        """Count updates for `seconds`. The next update only starts the clock.
 
         Raises:
             NotMeasuredError: If fewer than two updates came.

@@ -321,7 +321,7 @@ while True:
 
 @pytest.fixture(scope="session")
 def rigs(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Rig]]:
-    """Return rigs by name, each made once: a producer takes half a second to get its id."""
+    """Yield a function that makes each rig once. A producer takes half a second to get its id."""
     made: dict[str, Rig] = {}
 
     def rig_of(kind: str) -> Rig:

@@ -42,7 +42,7 @@ LIFE_S = 10
 
 
 class Issued(NamedTuple):
-    """A broker, and how to come to it with a token."""
+    """Settings of clients that connect to the broker with a token, and the URL of tokens."""
 
     environ: dict[str, str]
     token_url: str

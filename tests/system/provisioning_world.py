@@ -588,7 +588,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
-    """Check one record that counts."""
+    """Check a record that the ledger accepted."""
     if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
