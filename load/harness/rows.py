@@ -32,7 +32,7 @@ RATINGS = _DATA / "ratings" / "ml-latest-small-centred.csv.gz"
 # Columns of Criteo's rows.
 _NUMBERS, _SYMBOLS = 13, 26
 ENTRIES = _NUMBERS + _SYMBOLS
-# Buckets of the symbols. The numbers have features of their own before them.
+# Buckets of the symbols. Each column of numbers has one feature, before the buckets.
 BUCKETS = 100_000
 FEATURES = _NUMBERS + BUCKETS
 # Share of rows with a click.

@@ -63,7 +63,7 @@ class Lesson:
     def experiment(self) -> Experiment:
         """Return the experiment.
 
-        A run has 6.4 cycles of availability, as in the paper, or fewer of `LEAST_CYCLE_S`.
+        A run has 6.4 cycles of availability, as in the paper, or fewer that last `LEAST_CYCLE_S`.
         """
         alone_s = self.updates * GROUP_SIZE * BATCH_SIZE / (WORKERS * RATE_PER_S)
         return Experiment(

@@ -38,8 +38,8 @@ MOVES: dict[Variation, str] = {
 }
 # Probability promised by `chance`.
 CHANCE = 0.95
-# Start-up times of on-demand and of spot machines, used if the file of recorded ones is missing.
-# They are its medians.
+# Start-up times of on-demand and of spot machines: the medians of the recorded file, used if the
+# file is missing.
 START_UP_S = (69.0, 87.0)
 MINIMUM_S = 60.0  # EC2
 # Policies that are also run with start-up times.

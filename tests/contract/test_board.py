@@ -290,7 +290,7 @@ def test_put_leader_status_reports_whether_one_existed(server: Server) -> None:
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
-    # A status that is equal to the existing one is written, too.
+    # The existing status may be equal to the new one.
     assert board.put_leader_status(leader_status(5))
     server.kill()
     server.restart()

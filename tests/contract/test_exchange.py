@@ -81,7 +81,7 @@ def test_live_statuses_match_those_of_each_board(boards: LeaderBoards) -> None:
         board.hold_lease("another", LONG_S)
         board.put_unable("w9", "no task", LONG_S)
 
-    # The second time, the workers of the first one are known.
+    # The second call already knows the workers that the first one found.
     for _ in range(2):
         found = boards.live_statuses(seen)
         assert found[::2] == [

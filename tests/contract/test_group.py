@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
 
 ALL = ("m0", "m1", "m2", "m3")
-# Time that members wait for a silent one.
+# Time that members wait for a silent member.
 SHORT_S = 1.0
 # Each collective call, with the arguments of one of four members.
 CALLS: dict[str, tuple[object, ...]] = {

@@ -90,10 +90,7 @@ def await_updates(cluster: Cluster, more: int) -> None:
 
 
 def produce_and_await_updates(cluster: Cluster, records: int) -> None:
-    """Produce records, and wait for three updates.
-
-    The test cannot wait for the records to arrive, because all may be settled before it polls.
-    """
+    """Produce records, and wait for three updates since the beginning of this call."""
     before = cluster.version()
     cluster.produce(records)
     await_condition(lambda: cluster.version() >= before + 3, "3 more updates")
