@@ -150,7 +150,7 @@ def draw(
             deck += _shuffled(random, sizes, kinds)
         free = [card for card in deck if whole_at.get(card.target, 0.0) <= at_s]
         if not free:
-            # With few kinds, all targets may be broken or not yet recovered.
+            # If there are few kinds, all targets may be broken or not yet recovered.
             continue
         card = free[0]
         deck.remove(card)

@@ -56,7 +56,7 @@ def test_all_reduce_sums_vectors_and_counters(together: Together, name: str) -> 
     together.form(name, ALL)
 
     for _ in range(3):
-        # After 1,000 weights come a number of samples and a 1, whose sum counts the members.
+        # Each member adds a number of samples and a 1 to its vector. The ones count the members.
         added = together.begin(
             "all_reduce",
             name,

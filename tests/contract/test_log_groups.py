@@ -53,7 +53,7 @@ class Member:
             else:
                 assert isinstance(event, Fetched)
                 assert event.partition in self.owned, "a record after its partition was revoked"
-                # Another member may have read the same records before this one noticed the revocation.
+                # Another member may have read these records before this one noticed the revocation.
                 assert event.offsets[0] <= self._frontier[event.partition], "a record was left out"
                 assert event.offsets == list(range(event.offsets[0], event.offsets[-1] + 1))
                 reached = max(self._frontier[event.partition], event.offsets[-1] + 1)

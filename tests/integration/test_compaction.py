@@ -71,7 +71,7 @@ def test_claimed_batch_that_compaction_shortened_expires(
             writer.append(control_topic(cluster.job), wire.encode_claim(claim))
         assert writer.flush(PATIENCE_S)
         writer.close()
-        # The first ones have the keys of the first claimed records.
+        # The first new records have the keys of the first claimed records.
         new = {CLAIMED + number: f"key-{number}" for number in range(OVERWRITTEN)}
         produce(cluster, place, new)
 

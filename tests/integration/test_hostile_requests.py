@@ -99,8 +99,8 @@ def job_bodies() -> Iterator[tuple[str, bytes]]:
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
-        # With the body above, there are three for each kind of value. The test sends them as JSON
-        # and YAML in turn, so each kind is sent as both.
+        # Two bodies and the one above make three for each kind of value. The test sends bodies as
+        # JSON and YAML in turn, so each kind is sent as both.
         for field in islice(fields, 2):
             yield f"{field}: {what}", placed(JOB | {field: PLACE}, parts)
 

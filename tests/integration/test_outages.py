@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 COPIES = "default.replication.factor=2\noffsets.topic.replication.factor=2\n"
 BUCKET, JOB, AVRO_JOB = "models", "outages", "avro-outages"
 SHORT_S, LONG_S = 20.0, 300.0
-# Time after which every surface reports that a server is unavailable, and since when.
+# Maximum time until every surface reports that a server is unavailable, and since when.
 REPORTED_S = 15.0
 SLOW = 4  # times slower a machine may be
 RECORDS = 60_000

@@ -1,4 +1,4 @@
-"""On real Kafka, streams change under a job: they grow, lose records, are deleted and recreated."""
+"""Streams on real Kafka change under a job: they grow, lose records, are recreated."""
 
 from __future__ import annotations
 
