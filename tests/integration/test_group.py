@@ -137,7 +137,8 @@ def test_dying_member_loses_only_its_own_part_of_an_update(make: Make) -> None:
 def test_group_on_gpus_survives_a_killed_member(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # All members share a GPU. NCCL refuses that for processes on one machine.
+    # All members share a GPU. NCCL refuses that for processes on one machine, so each worker gets
+    # another host id.
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     nccl = GROUP.replace("group}", "group, transport: nccl}")
     cluster = started(make, "nccl", 2000, "c1", group=nccl)
