@@ -47,10 +47,10 @@ _BLOWS = 30
 _STOPS = 10
 _COPIES = 5
 _DDP = Path(__file__).parent / "throughput" / "plain_ddp.py"
-# Workers or ranks, and updates of each side.
+# Comparison with DDP: number of workers or ranks, updates of each side, seconds per gradient.
 _SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02
 _SIDE_S = 200.0
-# The backlog lasts this long, until twelve leaders have been restarted.
+# Minimum time that the backlog lasts. Twelve leaders end and are replaced in this time.
 _POINTS_S = 400.0
 _FOREVER = 10**9  # updates
 # The leader's next poll notices a worker's death, because it breaks the connection to Redis.
@@ -63,7 +63,7 @@ _names = count()
 
 @contextmanager
 def _fleet(size: int, weights: int) -> Iterator[tuple[EmbeddedRedis, list[Member]]]:
-    """Start members and a Redis for them. Members in the list at exit are ended."""
+    """Start members, and a Redis for them. At exit, all members in the list are ended."""
     members = list[Member]()
     with EmbeddedRedis() as redis:
         try:
@@ -87,7 +87,7 @@ def _asked(
 
 
 def _end(name: str, left: Mapping[Member, Future[Any]], patience_s: float) -> None:
-    """Notice that a group is over as a leader would, and abort it on all remaining members.
+    """Wait for a member's error, as a leader would, and abort the group on all remaining members.
 
     Raises:
         NotMeasuredError: If a member continues in the group.
@@ -139,7 +139,7 @@ def _repaired_ms(blow: Signals, blows: int) -> list[float]:
 
 
 def copy_s() -> report.Figure:
-    """Measure copying weights and Adam state to a joiner. Others wait no longer than this."""
+    """Measure the time to copy weights and Adam state to a joiner. Others wait no longer."""
     found = list[float]()
     with _fleet(2, 100 * _MB) as (_, members):
         for _ in range(_COPIES):
@@ -150,11 +150,11 @@ def copy_s() -> report.Figure:
 
 @cache
 def _ended_leaders(kafka: str) -> tuple[list[float], int]:
-    """Return the ms from each leader's end to its successor's first order, and rollbacks."""
+    """Return ms from each leader's end to its successor's first order, and updates rolled back."""
     found = list[float]()
     conditions = replace(Conditions(), weights=_MB, aggregation="replicas")
     with (
-        # Forks, because twelve processes are restarted.
+        # Forked processes start sooner, and twelve of them are restarted.
         servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on,
         tempfile.TemporaryDirectory(prefix="doll-points-") as folder,
     ):
@@ -191,7 +191,7 @@ def _job_per_s(kafka: str, weights: int) -> float:
 
 
 def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
-    """Compare with DDP: the same model, timed gradients and machine, one after the other."""
+    """Measure a job and then plain DDP: the same model, machine, and gradients of timed waits."""
     weights = megabytes * _MB
     found = _job_per_s(kafka, weights) / _ddp_per_s(weights)
     name = f"updates/s by those of plain DDP, {_SIDE} x {megabytes} MB, gradients of 20 ms"
@@ -201,7 +201,7 @@ def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
 _KILLED = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times"
 _STOPPED = f"ms from SIGSTOP to the next update, 4 x 1 MB, {_STOPS} times"
 FIGURES: dict[str, Callable[[], report.Figure]] = {
-    # All-reduce, digest and Adam. The processor time of one of twenty members has no bar.
+    # An update is an all-reduce, a digest and Adam's step. `processor_20` has a goal, but no bar.
     "updates_100mb": lambda: report.Figure(
         "updates/s, 4 x 100 MB", _per_s(4, 100 * _MB, 8), 2, least=1.0, goal=1.5
     ),

@@ -8,8 +8,8 @@ while a schedule drawn from the seed kills, freezes, disconnects, slows and rest
 all faults are undone, the job drains, and each weight must be exactly -1.
 
 With `--tiers` some machines are reliable and the others spot, and each slice of the weights has one
-owner. Faults take all machines of a tier, or all owners, at once. Stages must be switched
-meanwhile, and the job restores what the last owners held from a backup.
+owner. Faults take all machines of a tier, or all owners, at once. Meanwhile the job must switch
+stages, and restore from a backup the slices that were lost with their owners.
 
 With `--saturated` the producers stay ahead of the job, and the first minute has no faults. The
 share of that minute's throughput that remains afterwards is the cost of the faults. With `--burn
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
 
 _JOB = "chaos"
-# Partitions of each of the two streams: two for some workers, whichever workers are alive.
+# Partitions of each of the two streams: six in all, so that some of the four workers have two.
 _PARTITIONS = 3
 _PRODUCERS = 3
 # Duration of a batch's gradient: long enough for many faults to strike in the middle of a round.
@@ -84,10 +84,11 @@ _SATURATED_GRADIENT_S = 0.1
 # Time without faults of a saturated job.
 _REFERENCE_S = 60.0
 _BACKLOG = (
-    # Records of three seconds. They lie in Kafka even while the producers cannot write.
+    # Records that always wait with `--saturated`: workers need three seconds for them, so they have
+    # work while the producers cannot write.
     1000
 )
-# The job learns some records twice.
+# Records that may be produced, relative to those that the job can learn without a rollback.
 _TAKEN_BACK = 1.2
 _START_S = 90.0  # limit for the first update
 # The model has weights for records produced up to this long after the run.
@@ -113,17 +114,17 @@ class Plan:
     rate_per_s: float
     # Words. If set, only faults whose kind contains one of them.
     only: Sequence[str] = ()
-    # Kafka also loses records that it has acknowledged.
+    # True if Kafka also loses records that it has acknowledged.
     losses: bool = False
-    # Object storage gives wrong answers while coordinators start.
+    # True if object storage gives wrong answers while coordinators start.
     lies: bool = False
-    # A backlog always waits.
+    # True if a backlog always waits.
     saturated: bool = False
     # Number of other processes that use the processor.
     burn: int = 0
     synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
     aggregation: Aggregation = "board"
-    # Machines are reliable or spot, and lost by the tier.
+    # True if machines are reliable or spot, and faults take all machines of a tier.
     tiers: bool = False
 
     @property
@@ -268,7 +269,7 @@ class Run:
         """Return the wrong weights, or the reason why the weights cannot be read.
 
         A leader that rolls updates back after everything was settled leaves no snapshot of the last
-        one.
+        update.
         """
         try:
             return self._job.unlearned(proof, produced), ""
@@ -289,7 +290,7 @@ class Run:
         return len(self._watch.workers) >= (self._plan.workers if self._plan.saturated else 1)
 
     def _pace(self, proof: Audit, began_s: float) -> Pace:
-        """Return the throughput before and during faults, from updates that count in the end."""
+        """Return the throughput before and during faults, without updates rolled back later."""
         counts = {ModelId(each.epoch, each.version) for each in proof.updates}
         learned = [
             (each.applied_s - began_s, each.samples)
@@ -341,7 +342,7 @@ class Run:
         self._producers.stop()
 
     def _is_over(self) -> bool:
-        """True once everything is settled. What Redis says may predate a loss of records."""
+        """True once everything is settled. After a loss of records, only the log proves it."""
         return self._job.drained() and (self._owner is None or self._job.settled())
 
     def _behind(self) -> str:
@@ -384,10 +385,10 @@ class Run:
 
 
 class _Owner:
-    """Resumes the job with the option that its reason names, whenever a loss of records holds it.
+    """Resumes the job whenever a loss of records holds it, with the option named in the reason.
 
     Args:
-        switching: Also change the job's mode every `SWITCH_S`.
+        switching: True to change the job's mode every `SWITCH_S`, too.
     """
 
     def __init__(self, log: Log, job: str, *, switching: bool) -> None:

@@ -134,8 +134,9 @@ def measure(kafka: str) -> Found:
         await_until(lambda: bool(list(folder.rglob("trainer.safetensors"))), 60.0, "a checkpoint")
         checkpoint = max(each.stat().st_size for each in folder.rglob("trainer.safetensors"))
     seconds, sent, used = (b - a for a, b in zip(before, after, strict=True))
-    # Each gradient goes in and out, the model goes in once and out to each worker, and a snapshot
-    # with adamw's two moments goes in each second. A tenth is for everything else.
+    # Vectors of trained weights that pass Redis per update. Each gradient goes in and out, the
+    # model goes in once and out to each worker, and a snapshot with adamw's two moments goes in
+    # each second. A tenth is added for everything else.
     vectors = 2 * GROUP + 1 + WORKERS + 3 * seconds / UPDATES
     most = 1.1 * vectors * 4 * TRAINED
     figures = (

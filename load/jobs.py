@@ -53,17 +53,18 @@ _MEASURED_S = 30.0
 _IDLE_LED_S = 300.0
 # Time until all jobs are drained, counted from their last record.
 DRAINED_S = 240.0
-# Longest wait of a job with work for a worker. A bar only if this time suffices for every job's
-# turn.
+# Longest time that a job with records waits for a worker. It is a bar only if every job can have
+# its turn in this time.
 WAITS_S = 120.0
 _SPREAD_LED_S = 180.0
 _FLUSH_S = 60.0
 _LONGEST_S = 900.0
-# The last of all jobs, with the command.
+# Bar of `doll job submit` for the last of all jobs.
 SUBMITTED_S = 0.2
 # The last jobs are submitted by processes of their own.
 _COMMANDS = 5
-# Its start is common to all commands: the interpreter, the libraries, the command line's parser.
+# Program that times `doll job submit`. It does not count the start, which all commands have in
+# common: the interpreter, the libraries, the command line's parser.
 _COMMAND = """\
 import sys
 from time import monotonic, sleep

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _WORKERS = 2
 _TOPIC = "records"
 _REQUIRED = 0.85
-# Share of a worker's processor time in that of the busiest worker.
+# Minimum processor time of a worker, as a share of the busiest worker's.
 _LEAST_SHARE = 0.5
 # Time without an update after which a paused job has none in flight.
 _QUIET_S = 0.5
@@ -137,7 +137,7 @@ class Pairs:
 
 
 def measure(reference: Reference, pipeline: Pipeline, pairs: int, block_s: float) -> Pairs:
-    """Alternate. Every other pair begins with the pipeline, so that drift favours neither."""
+    """Measure pairs of blocks. Every other pair begins with the pipeline, so drift cancels."""
     found = Pairs([], [])
     for number in range(pairs):
         if number % 2:

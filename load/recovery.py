@@ -41,7 +41,8 @@ from load.harness.processor import Neighbours
 from load.harness.stack import Servers, servers
 
 _START_S = 60.0
-# Backlog per disturbance, enough to load torch on a busy machine and to join.
+# Time per disturbance that the backlog must last: enough for a new process to load torch on a busy
+# machine and to join.
 _PER_DISTURBANCE_S = 40.0
 _SPREAD = {"median": 0.5, "p95": 0.95, "max": 1.0}
 
@@ -50,15 +51,15 @@ class Measurement(NamedTuple):
     """A kind of disturbance, its number of repetitions and its bars."""
 
     title: str
-    # Name of the value that is judged.
+    # Name of the value that is compared with the bar.
     value: str
     times: int
     disturb: Callable[[Drill, int], Iterator[Disturbance]]
     max_ms: float
     median_ms: float = inf  # at most
     coordinators: int = 1
-    # Number of weights of a model that workers hold and add up among themselves. 0: the board has
-    # it.
+    # Number of weights, if workers hold the model and add gradients up among themselves. 0 if the
+    # model is on the board.
     weights: int = 0
     # Batches that a worker may hold, in units of K. Batches of a new worker wait behind all that
     # others hold.
@@ -108,7 +109,7 @@ class Measured(NamedTuple):
 
     @property
     def values_ms(self) -> list[float]:
-        """Judged values, in order of occurrence."""
+        """Values that are compared with the bar, in order of occurrence."""
         return [value for each in self.found for value in each.values_ms]
 
     @property

@@ -37,12 +37,12 @@ TOPIC = "records"
 _PARTITIONS = 20
 _GROUP_SIZE = 20  # K
 _WAITING = (
-    # Batches that a worker may hold: five groups, so that none waits for the leader's status.
+    # Batches that a worker may hold: five groups, so that no worker waits for the leader's status.
     100
 )
 _TINY, _MEGABYTE = 100, 250_000  # float32 weights
 _REQUIRED_PER_S = 200.0
-# Updates per second that a backlog lasts for.
+# Updates per second for which the backlog suffices.
 _PER_S = 1_000
 _WARM_S = 1.0
 # Time for workers to start, to join a group and to leave, each. They all share the same few
@@ -79,8 +79,8 @@ SCENARIOS = (
     Scenario("megabyte-20", _MEGABYTE, 20),
 )
 
-# Sources of the stages of a round: a field of an event, and the service that logs it. A round has
-# one of each, but up to K of `sum`: one per order, a worker's part of a round.
+# Sources of the stages of a round: a field of an event, and the service that logs it. A round
+# passes each stage once, except for `sum`: once for each order, so up to K times.
 STAGES = {
     "indicator": ("indicator", "worker"),
     "trigger": ("PostTrigger", "coordinator"),
@@ -99,7 +99,7 @@ class Measured(NamedTuple):
 
     scenario: Scenario
     pace: Pace
-    # Mean of one pass. `sum` covers all orders of a round.
+    # Mean duration of each stage in a round. `sum` covers all orders of the round.
     stages_ms: dict[str, float]
     cores: dict[str, float]
 

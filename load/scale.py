@@ -68,7 +68,7 @@ _BACKLOG = 400_000
 _ZERO = bytes(4)  # a record: a float32
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- costs and sizes ------------------------------------------------------------------------------
 
 
 class Cost(NamedTuple):
@@ -76,16 +76,16 @@ class Cost(NamedTuple):
 
     name: str  # includes the unit
     digits: int
-    # Smallest difference that counts.
+    # Smaller costs, or differences of costs, are taken for this value.
     noise: float
     most: float = inf  # at the largest size
     # Each unit adds to the cost. If False, the cost must not depend on the size.
     adds: bool = True
-    # Maximum factor, per unit, over the best of the other sizes.
+    # Maximum cost per unit at the largest size, relative to the least at the other sizes.
     grows: float = 2.0
 
     def per_unit(self, sizes: Sequence[int], values: Sequence[float]) -> list[float]:
-        """Return the cost per unit at each size. If units add up, without the smallest size."""
+        """Return the cost per unit at each size. If `adds`, the smallest size is the baseline."""
         if not self.adds:
             return [max(value, self.noise) for value in values]
         steps = zip(sizes[1:], values[1:], strict=True)
@@ -133,7 +133,7 @@ class Coordinators:
         leader = self.leader
         standby = self._next()
         await_until(lambda: bool(events(standby, "standby")), _LED_S, "another stands by")
-        # The standby loads the rest of its code.
+        # Let the standby load the rest of its code.
         time.sleep(1.0)
         before, used, began = self._epoch(), used_s(standby.pid), time.monotonic()
         leader.kill()
@@ -219,7 +219,7 @@ def with_partitions(kafka: str, size: int) -> dict[str, float]:
 
 
 def _largest_update(log: Log, board: Board, partitions: int) -> int:
-    """Make an update of records spread evenly over all partitions. Returns its largest bytes."""
+    """Make an update from all partitions. Returns bytes of the updates topic's largest record."""
     written = 0
 
     def claimed() -> bool:
@@ -377,7 +377,7 @@ SERIES = {
 }
 
 
-# --- what comes of it -----------------------------------------------------------------------------
+# --- measuring, and comparing with the bars -------------------------------------------------------
 
 
 def main() -> int:

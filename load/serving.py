@@ -202,11 +202,13 @@ def _wipe_once(trained: Trained, seconds: float) -> None:
 
 
 def _pairs(count: int, ours: tuple[Address, int], plain: tuple[Address, int]) -> list[Pair]:
-    """Measure blocks of both servers, whose order changes from pair to pair."""
+    """Measure pairs of blocks of requests, one block per server.
+
+    The server whose block comes first alternates. The first pair only warms both servers up.
+    """
     requests = {ours: request(ours[0], JOB), plain: _plain_request(plain[0])}
     pairs = list[Pair]()
     for number in range(-1, count):
-        # The first pair warms both servers up.
         found = dict[tuple[Address, int], tuple[float, float]]()
         for each in (ours, plain) if number % 2 else (plain, ours):
             address, pid = each

@@ -55,7 +55,7 @@ _DDP = Path(__file__).parent / "throughput" / "ddp.py"
 _TOPIC = "rows"
 # The recommended value of the documentation.
 _SIGNIFICANCE = 1.5
-# The small real sets are shown only.
+# Sets with bars. The results of the small real sets are only shown.
 _REQUIRED = ("clicks_like", "ratings_like")
 _DDP_S = 600.0
 _VERSION_S = 60.0  # timeout of the next version

@@ -89,8 +89,8 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
 
     Args:
         learning: Task and target.
-        compression: Selects the changes of weights sent to workers. None: all of them.
-        sparse: Gradients and changes of weights may be sent sparse.
+        compression: Selects the changes of weights sent to workers. None sends all of them.
+        sparse: True if gradients and changes of weights may be sent sparse.
     """
     task = make_task(learning.task, learning.options)
     split = learning.data()
@@ -137,9 +137,9 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
 
 GRADIENT_S = 0.05  # one batch
 _ROUNDS = 400
-# Rounds per worker, for groups of one batch.
+# Minimum number of rounds per worker in `_per_worker`.
 _ROUNDS_EACH = 60
-# Share of the updates before all workers are at work.
+# Share of the updates that are not counted, because not all workers are at work yet.
 _BEGINNING = 0.2
 _PAIRS = 3
 # Standard deviation of a gradient's time relative to its mean.
@@ -187,7 +187,7 @@ def batches_per_s(
 
 
 def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
-    """Return the gain over workers that only compute their own batches, all as slow as one."""
+    """Return the gain in batches/s over a fleet whose every update waits for the slow worker."""
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
     job = SimulatedJob(8, 1, _ROUNDS, GRADIENT_S, given)
     return batches_per_s([*[1.0] * 7, 0.25], job) / all_slow
@@ -196,7 +196,7 @@ def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
 def _per_worker(size: int) -> float:
     """Return batches/s per worker with four local steps.
 
-    A message takes their shared link for 4 ms.
+    All workers share a link, and each message occupies it for 4 ms.
     """
     local_steps = SynchronisationSpec(mode="asynchronous", local_rate=0.1)
     job = SimulatedJob(4, 1, max(_ROUNDS, _ROUNDS_EACH * size), GRADIENT_S, local_steps)
@@ -238,7 +238,9 @@ _BY_RULE = {
 
 
 def switches() -> report.Figure:
-    """Measure switches to four local steps: 16 workers share a link, 8 of them from half-way.
+    """Count the switches of mode: 16 workers share a link, and 8 of them leave half-way.
+
+    A rule chooses four local steps while workers compute for less than 40 % of their time.
 
     Raises:
         NotMeasuredError: If a switch discarded a round.
@@ -328,7 +330,7 @@ def seconds_to_target(
 
 
 def damped_over_slots(learning: Learning, seeds: int) -> float:
-    """Return the time to target at rate / (1 + staleness), relative to rate / slots."""
+    """Return the time to the target at rate / (1 + staleness), relative to that at rate / slots."""
     mode = SynchronisationSpec(mode="asynchronous", staleness=8 * learning.workers)
     damped = mode.model_copy(update={"damped": True})
     medians_s = [
@@ -390,7 +392,8 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
     "slow_worker_real": lambda: report.Figure(
         "batches/s, one slow, s = 1, processes", slow_worker.gain("apache", _PAIRS), 2, least=2.3
     ),
-    # The link alone allows 15.6 of 19.1 batches/s, which is 0.82: four batches in two messages.
+    # One worker makes 19.1 batches/s. With 32, the link allows each 15.6, which is 0.82: one
+    # gradient of four batches takes two messages.
     "fleet_32_share": lambda: report.Figure(
         "batches/s per worker, 32 over 1", _per_worker(32) / _per_worker(1), 2, least=0.85
     ),

@@ -84,7 +84,7 @@ class LyingBlobs(MemoryBlobs):
 
     @property
     def lie(self) -> Lie | None:
-        """Return how the storage answers the next call. None: correctly."""
+        """Return how the storage answers wrongly. None if it answers correctly."""
         return self._lie
 
     @lie.setter

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counting(Policy):
-    """Wants what the lines of its script say, each for some seconds, in an endless loop."""
+    """Wants the machines of each line of its script for `every_s`, in an endless loop."""
 
     script: tuple[Mapping[Offer, int], ...]
     every_s: float = 10.0

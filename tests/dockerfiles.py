@@ -47,7 +47,7 @@ class Instruction:
         return [str(word) for word in found]
 
     def copied(self) -> tuple[str | None, list[str], str]:
-        """Return the stage (None: the checkout), sources and destination of COPY."""
+        """Return stage, sources and destination of COPY. The stage is None for the checkout."""
         match = _COPY.fullmatch(self.text)
         assert match, f"{self}: not known"
         *sources, target = match[2].split()

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 1 << 17  # bytes of a request
-# The library of such a file starts a thread at its import. A forked process would lack the thread.
+# Modules that the server does not load: their library starts a thread at its import, and a forked
+# process would lack the thread.
 WITH_THREADS = (".parquet",)
 # Program that a shell starts. It requests a fork, passes signals on, and exits as the fork does.
 PROGRAM = """\
@@ -57,7 +58,7 @@ os._exit(status)
 
 @pytest.fixture(scope="session")
 def doll_program() -> Iterator[Path]:
-    """The program."""
+    """Yield the path of a `doll` program whose commands are forks."""
     with (
         tempfile.TemporaryDirectory(dir=short_folder()) as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked,
@@ -77,7 +78,7 @@ def doll_program() -> Iterator[Path]:
             env={**os.environ, "PYTHONPATH": own, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[asked.fileno()],
         ) as server:
-            # Nobody waits for a server that has ended.
+            # Once the server has ended, requests fail at once instead of waiting.
             asked.close()
             yield program
             assert server.stdin is not None

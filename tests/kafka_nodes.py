@@ -11,7 +11,8 @@ from common.embedded.process import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
+# Property of Java that names the URLs at which a broker may fetch an issuer's keys.
+_ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"
 
 # The broker also has its open listener, without restrictions, for itself and the tests.
 _SAFE_PROPERTIES = """\
@@ -44,7 +45,7 @@ class Safe:
     keystore: Path
     username: str
     password: str
-    # URL of an issuer. A token of this issuer lets its subject in. Empty: none does.
+    # URL of the issuer whose tokens the broker accepts. If empty, it accepts no tokens.
     issuer: str = ""
     # Audience that the token must have.
     audience: str = ""

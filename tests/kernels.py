@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
 
     variable: str
     value: str
-    # Group of CPU instructions, in numpy's spelling. Empty: none.
+    # Group of CPU instructions that the code needs, in numpy's spelling. Empty if it needs none.
     needs: str = ""
 
 

@@ -35,7 +35,8 @@ class _Offer:
         )
         self._on = self._chance.random() < chain.availability
         self._until_s = since_s + self._sojourn_s()
-        self._off_s: list[float] = []  # when it went off, so far
+        # Times so far at which the chain went off.
+        self._off_s: list[float] = []
 
     def on(self, now_s: float) -> bool:
         """Return True if a machine is available now. Later calls must not go back in time."""
@@ -47,7 +48,7 @@ class _Offer:
         return self._on
 
     def lost_s(self, since_s: float, now_s: float) -> float | None:
-        """Return when the machine of a time was lost. None if it still runs."""
+        """Return when a machine that ran at `since_s` was lost. None if it still runs."""
         self.on(now_s)
         index = bisect_right(self._off_s, since_s)
         return self._off_s[index] if index < len(self._off_s) else None
@@ -58,7 +59,7 @@ class _Offer:
 
 @dataclass
 class _Token:
-    """Result of an order."""
+    """Result of the orders with one token."""
 
     machine: Machine | None
     refused: Refused | None
@@ -77,7 +78,7 @@ class Faults:
     broken: set[str] = field(default_factory=set)
     # Launches that `machines` omits.
     hidden: set[int] = field(default_factory=set)
-    # Launches are carried out, but the call fails.
+    # True if launches are carried out, but their calls fail.
     answers_lost: bool = False
 
 
@@ -90,7 +91,8 @@ class MemoryFleet:
         seed: Seed of the chains.
         lag_s: Time from a launch until `machines` lists it.
         named_s: Time for which `machines` lists an ended machine.
-        offers: Types of machines by pool, in turn. Machines of other pools have no type.
+        offers: Types of machines by pool. Successive launches get them in turn. Machines of other
+            pools have no type.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Comparison of floats that were added up in different orders.
 
-Which way a sum rounds is the processor's business: each kernel of BLAS, oneDNN and torch adds in an
-order of its own, and so do other cuts of the same batches. Sums of the same numbers therefore
-differ by some units in the last place (ulps) of the largest number that went into them, however
-small the sum is. A fixed tolerance may lie below one such unit; these tolerances can't. What is
-promised bit by bit is compared with `==`.
+The order of additions depends on the processor, because each kernel of BLAS, oneDNN and torch has
+its own, and on the division of records into batches. So sums of the same numbers differ by some
+units in the last place (ulps) of the largest number that was added, however small the sum is. A
+fixed tolerance could be less than one such unit; these tolerances can't. Tests of results that must
+be equal bit by bit use `==`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def assert_within_ulps(
     Args:
         found: Numbers, (n, ...).
         expected: As many numbers.
-        ulps: Largest difference that is still rounding.
+        ulps: Largest difference that rounding may cause.
         scale: Largest numbers that were rounded on the way. By default the largest of `expected`.
     """
     expected = np.asarray(expected, np.float64)

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from load.harness.counting import CountingJob
     from load.harness.producers import Producers
 
-# Epochs. No trigger id is above the first one's.
+# Epochs of forged triggers: the highest that an id may have, and one that no leader has.
 _HIGHEST, _NOBODYS = 2**64 - 1, 2**60
-# Each way: a bad path between continents.
+# Delay in each direction, as on a bad path between continents.
 _LATENCY_S = 0.15
 
 T = TypeVar("T")
 
 
 class Action(NamedTuple):
-    """Beginning and end of a kind of fault, each for one of its targets by number.
+    """Functions that begin and end a kind of fault. Their argument is the target's number.
 
     If ending takes a while, `end` returns a `Future` that is done when the target works again.
     """
@@ -70,7 +70,7 @@ class Targets:
         self.outside.in_turn(grown)
 
     def forge_trigger(self, epoch: int) -> None:
-        """Append a forged trigger to the workers' stream, under an id of this epoch."""
+        """Append a forged trigger, under an id of this epoch, to the Redis stream of triggers."""
         leader_status = self.job.board.get_leader_status()
         stream = f":{leader_status.triggers}" if leader_status and leader_status.triggers else ""
         trigger = UpdateTrigger(TriggerId(_NOBODYS, 1), ModelId(_NOBODYS, 1), ())

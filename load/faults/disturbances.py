@@ -41,7 +41,7 @@ class Disturbance(NamedTuple):
     values_ms: list[float]
     # Other times, by name.
     parts_ms: dict[str, float]
-    # Counted alternative, such as how the loss was noticed.
+    # How it went, such as the way a loss was noticed. The report counts equal notes.
     note: str = ""
 
 
@@ -59,7 +59,7 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
         killed_at, ended_at = _killed(drill, victim, round_)
         again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
         if again_at is None:
-            # Its gradient was already on its way.
+            # The kill came too late: no batch was reassigned, because the gradient was sent before.
             return None
         drill.await_undisturbed()
         rounds = drill.witness.rounds()
@@ -176,7 +176,7 @@ def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
 
 
 def _attempt_s(round_: SeenRound) -> float:
-    """Return the time from the members' order to reduce to their update."""
+    """Return the time from the first order to members to reduce until their update."""
     return (round_.applied_at or 0.0) - min(round_.attempts.values())
 
 
@@ -295,7 +295,7 @@ def _in_turn(drill: Drill) -> Iterator[EmbeddedService]:
 def _middle_of_round(drill: Drill, worker: EmbeddedService) -> SeenRound:
     """Wait until a worker has computed half of its next gradient."""
     round_ = drill.await_order(worker)
-    # A timed wait, because the gradient is one too and no event marks its middle.
+    # Sleep, because the gradient is a timed wait, too, and no event marks its middle.
     time.sleep(max(0.0, round_.began_at + drill.conditions.gradient_s / 2 - monotonic()))
     return round_
 

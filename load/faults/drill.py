@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 8
 _IDS = 64  # distinct ids of records
 _UNDISTURBED_ROUNDS = (
-    # Rounds with one trigger each, evenly shared, with each worker in at least one of them.
+    # Number of successive rounds. Each must have one trigger and be shared evenly, and each worker
+    # must be in at least one of them.
     10
 )
 _EVEN_ROUNDS = 5
@@ -167,7 +168,7 @@ class Drill:
         return len(group.membership.members) if group else 0
 
     def await_members(self) -> None:
-        """Wait until all workers are members and have made an update. Busy workers may lag.
+        """Wait until all workers are members, and one of the last two rounds has been applied.
 
         Raises:
             NotMeasuredError: If this does not happen, or the backlog ends.

@@ -79,7 +79,7 @@ class Slot:
         self.thaw()
         if self._expected:
             self.overran += self._renamed and self._machine.exit_code is None
-            # Does nothing to a process that has ended.
+            # A kill does nothing to a process that has ended.
             self.kill()
             self._replace()
 

@@ -26,8 +26,8 @@ from services.coordinator.loop import JobCoordinator
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
 
-# Order of a leader's life. The first three belong to a takeover, so the previous leader must
-# end first.
+# Points in the order in which a leader reaches them. The first three belong to a takeover, so the
+# previous leader must end first.
 AT_TAKEOVER = ("its Lead counts", "members asked what they hold", "members named")
 POINTS = (
     *AT_TAKEOVER,
@@ -44,7 +44,7 @@ POINTS = (
 
 
 def named(folder: Path) -> Path:
-    """Return the path of the file that names a point. See `died` for its new path."""
+    """Return the path of the file that names a point. A dying coordinator moves it to `died`."""
     return folder / "point"
 
 
@@ -124,7 +124,7 @@ class _MortalCoordinator(JobCoordinator):
     def _reach(self, point: str) -> None:
         file = named(self.folder)
         with suppress(FileNotFoundError):
-            # No coordinator is to end now.
+            # Without the file, no coordinator is to end.
             if file.read_text() == point:
                 file.write_text(f"{self._epoch} {monotonic()}")
                 file.rename(died(self.folder))

@@ -1,14 +1,14 @@
 """Pauses: gaps between updates although everything that updates need is available.
 
 Updates need the broker, Redis, readable records (an open transaction hides those behind it), one
-coordinator, and one worker connected to both servers. While one of these is unavailable no update
-can come, so a fault that lasts is no pause. Updates do not need object storage, other workers or
-other coordinators: losing them must not stop anything.
+coordinator, and one worker connected to both servers. While one of these is unavailable, no update
+can come, so that time is an outage and not part of a pause. Updates do not need object storage,
+other workers or other coordinators: losing them must not stop anything.
 
     updates    | | |                                    | | |     raw pause: the whole gap
-    broker              xxxxxxxxx
-    workers                  xxxxxxxxxxxx                         all of them
-    pauses         ....                  ...............          the longest of these counts
+    broker              xxxxxxxxx                                 unavailable
+    workers                  xxxxxxxxxxxx                         all workers unavailable
+    pauses         ....                  ...............          pause: the longest of these
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 Span: TypeAlias = tuple[float, float]
 
 _START_S = 5.0  # Start of a coordinator.
-# Minimum time that a fault is felt, even if it ends at once, such as a reset or a quick
-# replacement.
+# Minimum time for which a fault is taken to have an effect. A reset, or the kill of a process that
+# is replaced quickly, ends sooner.
 _FELT_S = 2.0
-# Kinds of fault whose target keeps working meanwhile, if badly.
+# Kinds of fault during which the target keeps working, if badly.
 _GOES_ON = frozenset(
     {
         "Redis evicting",
@@ -48,8 +48,8 @@ _GOES_ON = frozenset(
         "worker-Kafka slow",
     }
 )
-# Part of a pause that a log event of a service ends. A service that logs an outage has detected a
-# problem. A service that logs that it reads or leads had to get to that point first.
+# Log events of services, and the part of a pause that each event ends. For example, a service that
+# logs that it lost its leadership has detected a problem.
 _ENDS = {
     "service_started": "start",
     "job_selected": "start",
@@ -74,7 +74,7 @@ class CarriedOut(NamedTuple):
 
     fault: Fault
     began_s: float
-    # Once its target works again, as far as that can be seen from outside.
+    # Time at which its target works again, as far as an observer can see.
     ended_s: float
 
     @property
@@ -127,7 +127,7 @@ def limit(
 
 
 def pauses(times: Sequence[float], away: Sequence[Span]) -> list[Span]:
-    """Return, for each two consecutive updates, the longest time between them without an outage.
+    """Return, for each pair of consecutive updates, the longest span between them without outages.
 
     Args:
         times: Times of the updates, ascending.
@@ -219,7 +219,7 @@ def _away(
             case "worker" | "worker-redis" | "worker-kafka":
                 each_worker[fault.number].append((began_s, ended_s))
             case "store":
-                # A coordinator may not search again until this time has passed.
+                # A coordinator that read a wrong answer searches again after this time.
                 needed.append((began_s, ended_s + SEARCH_AGAIN_S + _START_S))
             case "coordinator":
                 each_coordinator[fault.number].append((began_s, ended_s))
@@ -238,7 +238,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _common(each: Sequence[Iterable[Span]]) -> list[Span]:
-    """Return the times at which each of the sequences has a span."""
+    """Return the spans of time that all of the sequences cover."""
     steps = Counter[float]()
     for spans in each:
         for begin, end in _union(spans):

@@ -33,11 +33,10 @@ _IN_FILE = 1000
 _SPREAD = {"median_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
 # Pauses that are printed individually.
 _WORST = 5
-# Bars for a run of five minutes on two quiet cores, and with the same number of other busy
-# processes.
+# Bars for a run of five minutes on two quiet cores.
 _PAUSE_S = 8.0
 _DRAINED_S = 10.0
-# Both bars with `--burn`.
+# Bar of both times if other processes use the same cores (`--burn 2`).
 _BURNT_S = 20.0
 # Share of the throughput without faults.
 _SHARE = 0.7
@@ -107,7 +106,7 @@ class Outcome:
         return self._wrongs() + self.slow()
 
     def slow(self) -> list[str]:
-        """Return the bars of time that were missed. On a busy machine a miss alone says little."""
+        """Return missed bars of time and throughput. A busy machine may miss them without a bug."""
         found = []
         bar, pause_s = _BURNT_S if self.burn else _PAUSE_S, length(longest(self._pauses))
         if pause_s > bar:

@@ -12,7 +12,8 @@ from load.harness.s3_servers import LIES
 _FIRST_S = 1.0
 # No fault begins this long before the end.
 _LAST_S = 1.0
-# Mean time from one fault to the next. A deck of all kinds takes less than a minute.
+# Mean time from one fault to the next. At this pace, a deck with a card for every fault of
+# `KINDS`, `often` cards for each, lasts a little over a minute.
 _MEAN_GAP_S = 1.7
 # Maximum number of broken targets. With more, no update would come for half a minute.
 _AT_ONCE = 3
@@ -22,7 +23,7 @@ class Kind(NamedTuple):
     """A kind of fault."""
 
     name: str
-    # Target family. A target that is named like its family stands for all of it.
+    # Family of the targets, such as `worker`. A family such as `redis` has a single target.
     family: str
     # Number of cards in the deck.
     often: int
@@ -33,13 +34,13 @@ class Kind(NamedTuple):
     recovers_s: float = 0.0
 
 
-# Freezes and cuts are both shorter and longer than the timeouts that detect them: heartbeats (1.2
-# s), the lease (1 s), the session in the consumer group (2 s), the wait for an answer from Redis (5
-# s).
+# Some freezes and cuts are shorter and some are longer than the timeouts that detect them:
+# heartbeats (1.2 s), the lease (1 s), the session in the consumer group (2 s), the wait for an
+# answer from Redis (5 s).
 KINDS = (
     Kind("worker killed", "worker", 4, 0.1, 4.0),
     Kind("worker frozen", "worker", 3, 0.3, 5.0),
-    # The machine ends at the end of this time.
+    # The notice lasts for this time. Then the machine ends.
     Kind("worker given notice", "worker", 3, 3.0, 6.0),
     Kind("all workers killed", "fleet", 1, 1.0, 3.0, recovers_s=5.0),
     Kind("coordinator killed", "coordinator", 2, 0.5, 4.0),
@@ -81,7 +82,7 @@ LOSSES = (
 TIERS = (
     Kind("spot machines lost", "tiers", 5, 0.5, 3.0, recovers_s=3.0),
     Kind("reliable machines lost", "tiers", 3, 0.5, 3.0, recovers_s=3.0),
-    # The time to find out which workers are owners.
+    # The times include the search for the owners.
     Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),
 )
 # Faults drawn only on request: object storage answers wrongly while Redis is empty and coordinators
@@ -149,7 +150,7 @@ def draw(
             deck += _shuffled(random, sizes, kinds)
         free = [card for card in deck if whole_at.get(card.target, 0.0) <= at_s]
         if not free:
-            # The deck has few kinds.
+            # If there are few kinds, all targets may be broken or not yet recovered.
             continue
         card = free[0]
         deck.remove(card)

@@ -1,7 +1,7 @@
 """Freezes all workers of a job, and optionally its leader, and measures the job after the thaw.
 
-Free workers get the work, so after a pause of all processes each worker must soon compute as much
-as before.
+The leader assigns batches to free workers, so after a pause of all processes each worker must soon
+compute as much as before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TIMES = 3
 LEAST_OF_UPDATES = 0.9
 # Batches of one worker after the thaw relative to those before.
 LEAST_OF_BATCHES = 0.8
-# Length of the window before the freeze. After it, the second window of this length counts.
+# Length of the two windows that are compared: the last before the freeze, and the second after all
+# workers own partitions again.
 _WINDOW_S = 5.0
 # Time limit for all workers to own partitions again.
 _OWNED_S = 60.0

@@ -21,7 +21,7 @@ _RELIABLE = 3
 _LOOK_S = 0.1
 # A shorter run must reach proportionally less.
 _WHOLE_S = 180.0
-# Minimum counts in a run that is long enough.
+# Minimum counts in a run of at least `_WHOLE_S`.
 BARS = {
     "stage switches": 6,
     "spot machines lost": 24,

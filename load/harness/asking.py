@@ -108,7 +108,7 @@ async def on_schedule(
 
     async def ask(due: float) -> None:
         if idle:
-            # The connection that has been idle longest, because the service closes idle
+            # Use the connection that has been idle longest, because the service closes idle
             # connections.
             link = idle.pop(0)
         else:

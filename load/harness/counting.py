@@ -123,7 +123,7 @@ class Unlearned(NamedTuple):
     """A weight that is wrong."""
 
     record: int
-    # If it must be -1: 0 means that the record was lost, -2 that it was used twice.
+    # If -1 would be right, 0 means that the record was lost, -2 that it was used twice.
     weight: float
 
 
@@ -202,7 +202,7 @@ class CountingJob:
         return f"{leader_status.waiting} batches waiting, {live} workers; claimed: {unclaimed}"
 
     def audit(self) -> Audit:
-        """Return what both topics prove."""
+        """Return the audit of the control topic and the updates topic."""
         control = read_decoded(self._log, control_topic(self.record.id), wire.decode_claim)
         updates = read_decoded(self._log, updates_topic(self.record.id), wire.decode_audit)
         return audit(self.record.first, control, updates, known=self.record.known)

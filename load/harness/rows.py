@@ -32,10 +32,10 @@ RATINGS = _DATA / "ratings" / "ml-latest-small-centred.csv.gz"
 # Columns of Criteo's rows.
 _NUMBERS, _SYMBOLS = 13, 26
 ENTRIES = _NUMBERS + _SYMBOLS
-# Buckets of the symbols. The numbers have features of their own before them.
+# Buckets of the symbols. Each column of numbers has one feature, before the buckets.
 BUCKETS = 100_000
 FEATURES = _NUMBERS + BUCKETS
-# Share of all rows.
+# Share of rows with a click.
 _CLICKED = 0.22
 
 
@@ -99,7 +99,7 @@ def _drawn(
 
 
 def _planted() -> npt.NDArray[np.float64]:
-    """Return the weights that make the labels, of shape (FEATURES,)."""
+    """Return the weights that decide the generated labels, of shape (FEATURES,)."""
     weights = np.random.default_rng(123).normal(0, 0.35, FEATURES)
     weights[:_NUMBERS] = np.random.default_rng(5).normal(0, 0.5, _NUMBERS)
     return weights

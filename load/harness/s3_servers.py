@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Lie: TypeAlias = Literal[
     "empty",  # the list has no names
-    # Lists and reads are from the time before the lie began.
+    # Lists and `latest` are older than the newest checkpoint.
     "stale",
     # The list is of another bucket.
     "other",
@@ -26,8 +26,9 @@ Lie: TypeAlias = Literal[
     "cut",
     # Every answer is a web page.
     "page",
-    "half",  # every second part is missing
-    # Everything written since is missing.
+    # Some objects of a checkpoint are missing.
+    "half",
+    # The same, and the objects of the newest checkpoint cannot be read, either.
     "late",
     "latest",  # `latest` does not parse
 ]
@@ -75,9 +76,9 @@ class LyingServer(S3Server):
     """A server that answers wrongly about the objects of some jobs, like a faulty proxy."""
 
     def __init__(self) -> None:
-        # Lies, by a text in the path or the prefix.
+        # Lies, keyed by a text in the path or prefix of a request, such as a job's id.
         self.lies: dict[str, Lie] = {}
-        # Folders of the newest checkpoints, by the same text.
+        # Folders of the checkpoints that are the newest when the lie begins, by the same text.
         self.newest: dict[str, str] = {}
         self.deleted = list[str]()
         super().__init__()

@@ -129,7 +129,7 @@ class Transactions:
 def _is_over(raised: KafkaException) -> bool:
     """True if Kafka has no transaction that could end this way.
 
-    It was aborted meanwhile or never reached Kafka. Repeating a commit that succeeded also
-    succeeds.
+    The transaction was aborted meanwhile, or never reached Kafka. A repeated commit does not
+    count, because it succeeds if the first one did.
     """
     return bool(raised.args[0].code() == KafkaError.INVALID_TXN_STATE)

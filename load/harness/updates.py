@@ -96,7 +96,7 @@ class UpdatesMeter:
                 raise NotMeasuredError(f"{self._job}: no batch of {missing} within {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
-        """Count updates after the next one, for `seconds`.
+        """Count updates for `seconds`. The next update only starts the clock.
 
         Raises:
             NotMeasuredError: If fewer than two updates came.
@@ -148,8 +148,8 @@ class Fallback(NamedTuple):
 class UpdatesWatch(threading.Thread):
     """Follows a job's updates topic and records each update that counts when it arrives.
 
-    It waits for an unavailable broker, so that outages are part of the pauses. It reads a topic
-    that lost records from the beginning again, without recording any update twice.
+    It waits for an unavailable broker, so that outages are part of the pauses. If the topic loses
+    records, it reads the topic again from the beginning, and records no update twice.
     """
 
     def __init__(self, log: Log, job: str) -> None:
@@ -168,7 +168,7 @@ class UpdatesWatch(threading.Thread):
 
     def run(self) -> None:
         """Read until stopped."""
-        # Offset up to which records have been counted.
+        # `noted` is the offset below which records have been counted.
         history, noted = History(), 0
         try:
             while not self._stopped.is_set():

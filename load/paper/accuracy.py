@@ -61,7 +61,10 @@ class Lesson:
         return f"{self.label}, seed {self.seed}"
 
     def experiment(self) -> Experiment:
-        """Return the experiment. A cycle is to a run as 1,000 s to 6,400."""
+        """Return the experiment.
+
+        A run has 6.4 cycles of availability, as in the paper, or fewer that last `LEAST_CYCLE_S`.
+        """
         alone_s = self.updates * GROUP_SIZE * BATCH_SIZE / (WORKERS * RATE_PER_S)
         return Experiment(
             name=self.name,

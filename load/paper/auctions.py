@@ -50,11 +50,11 @@ OLD_MARKET_ENDS = datetime(2017, 11, 1, tzinfo=UTC)
 
 WANTED_CORES, MOST_CORES = 512.0, 756.0
 RELIABLE = 3  # machines of the cheapest type
-# Share of the time, section 6.3.
+# Share of the time that checkpoints take in Proteus, section 6.3.
 CHECKPOINT_SHARE = 0.17
 # Median of 45 recorded start-ups of spot machines.
 START_S = 87.0
-# Multiple of a job's hours that it may take before the prices end.
+# A job begins only if this multiple of its hours is left in the recorded prices.
 LONGEST = 3.0
 
 
@@ -125,7 +125,7 @@ class AuctionRun:
     left: float  # remaining work
     usd: float = 0.0
     runtime_s: float = 0.0
-    # Work per second times seconds of machines in hours that were refunded.
+    # Work that machines could do in refunded hours: their work per second times seconds.
     free: float = 0.0
     paid: float = 0.0  # the same in paid hours
     evictions: int = 0
@@ -210,8 +210,8 @@ def clairvoyant_usd(prices: Floats, step_s: float) -> float:
     """Return the lowest possible cost of a unit that runs all the time and may change markets.
 
     This is a shortest path through time with all prices known. An hour is paid at its beginning,
-    unless the price rises within the hour above its maximum since then: a bid just below makes it
-    free. Evictions cost no time.
+    and refunded if an eviction ends it early. The right bid is evicted at any step whose price is
+    above all earlier prices of the hour. Evictions cost no time.
 
     Args:
         prices: (M, T) USD per hour of a unit of work per second.

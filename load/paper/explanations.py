@@ -22,14 +22,14 @@ from load.paper.job import (
 from load.paper.runner import FEW, Runner
 from load.paper.series import like_the_papers
 
-# (0.9, 1.05), equal rates, high price.
+# alpha = 0.9, theta = 1.05 theta_0, equal rates, high price.
 BASE = Setting()
-# The on-demand cost of theta_0 at equal rates. If rates are drawn, of their mean.
+# Cost of on-demand machines alone at equal rates. If rates are drawn, it holds for their mean.
 ON_DEMAND_USD = stated.THETA_0_S * WORKERS * HIGH.on_demand / 3600
 
 
 def updates_for(paper: float, setting: Setting) -> int:
-    """Return the number of updates at which the split planned for all costs the paper's cost."""
+    """Return how many updates cost as much as the paper states, by the split for all updates."""
     expected = plan(setting.work(), setting.market).cost_ratio_to_on_demand
     return round(UPDATES * paper / expected)
 
@@ -56,7 +56,7 @@ def most_updates(share: float, setting: Setting) -> int:
 
     This inverts `least_cost_share` at equal rates: spot while available, on demand for the rest.
     """
-    # Multiple of theta_0 on spot before the deadline.
+    # Time that a worker is on spot before the deadline, as a multiple of theta_0.
     on_spot = setting.deadline_factor * setting.availability
     spent = setting.prices.ratio * on_spot
     more = share - spent

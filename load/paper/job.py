@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Rates: TypeAlias = Literal["equal", "drawn"]
 
 WORKERS = 64  # N_tot
-# lambda_A if all are equal.
+# lambda_A if all workers have the same.
 RATE_PER_S = 125.0
-# Otherwise drawn for each worker and run.
+# lambda_A otherwise, drawn for each worker and run.
 DRAWN = UniformRates(low=1, high=250)
 GROUP_SIZE = 20  # K
 BATCH_SIZE = 256  # b
@@ -169,7 +169,7 @@ def least_cost_share(setting: Setting) -> float:
     With f = theta / theta_0: until theta, spot runs for alpha theta of a stream's work of theta_0,
     and on-demand machines do the rest: f alpha pi_s / pi_o + 1 - f alpha. From f = 1 / alpha, spot
     suffices: pi_s / pi_o. This is a mean. It assumes equal rates, machines that start at once, and
-    as many machines as streams, which pause without theirs.
+    one machine per stream, which pauses while it has none.
     """
     on_spot = min(setting.deadline_factor * setting.availability, 1.0)
     return on_spot * min(setting.prices.ratio, 1.0) + (1 - on_spot)

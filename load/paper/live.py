@@ -82,7 +82,7 @@ class Found(NamedTuple):
     twice: int
     # Machines that still run, or whose end is missing in the log.
     forgotten: int
-    # Error of the bill.
+    # Difference between the bill and the provider's books, in cents.
     cents: int
     # Lost records, records used twice, and flaws of the audit.
     wrong: int
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     evicted: int
     # Partitions that lay unread for too long.
     unread: int
-    # Longest time that any lay unread.
+    # Longest time that a partition lay unread.
     unread_s: float
 
 
@@ -107,7 +107,7 @@ class Unread:
 
     def __init__(self) -> None:
         self.longest_s: dict[Partition, float] = {}
-        # Position of each partition, and the time since it has not moved.
+        # Position of each partition, and the time since which it has not moved.
         self._since: dict[Partition, tuple[int, float]] = {}
 
     def look(self, now_s: float, *, ready: bool, read: Positions, ends: Positions) -> None:
@@ -236,9 +236,10 @@ def plans_of(log: Log, job: str = JOB) -> list[PlanRecord]:
 
 
 def bill_usd(records: Sequence[PlanRecord], hour_s: float) -> float:
-    """Return the machines' cost: hours at their first price, evicted hours free.
+    """Return the machines' cost.
 
-    On-demand machines are paid by the second.
+    Machines on spot are paid by the hour, at the price of its beginning. An hour in which the
+    machine is evicted is free. On-demand machines are paid by the second.
     """
     prices = [
         (record.at_s, pool, usd)
@@ -258,7 +259,7 @@ def bill_usd(records: Sequence[PlanRecord], hour_s: float) -> float:
     for started in starts:
         end, pool, begun_s = ends[started.launch], pools[started.launch], started.at_s
         if pool == "on-demand":
-            # They have a single price.
+            # The on-demand pool has a single price.
             usd = next(usd for _, of, usd in prices if of == pool)
             total += usd * (end.at_s - begun_s) / HOUR_S
             continue

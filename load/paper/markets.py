@@ -42,7 +42,7 @@ class Case:
     bar: float
     met: int | None = None  # met deadlines
     of: int | None = None
-    # The same with the future known.
+    # Lower bound of the value, in most rows with the future known.
     clairvoyant: float | None = None
     lag_s: float | None = None  # worst lag of all streams
 
@@ -179,7 +179,8 @@ def least_share(job: Experiment) -> float:
     rate_per_s = job.rates * job.workers if isinstance(job.rates, float) else 0.0
     theta_0_s = job.updates * job.group_size * job.batch_size / rate_per_s
     later = math.exp(spot.start_up_s / life_s)
-    # Saved by a machine that is up at 0: E[min(L, S)].
+    # Start-up time saved by a machine that is up at the beginning: E[min(L, S)], with its life L,
+    # which is exponential with mean u.
     first_s = life_s * (1 - 1 / later)
     return spot.usd_per_hour / alone.usd_per_hour * (later - first_s / theta_0_s)
 
@@ -229,9 +230,10 @@ def moving_job_of(gradient_s: float, max_lag_s: float | None) -> Experiment:
 
 
 def least_busy(gradient_s: float) -> float:
-    """Return the minimum share of busy workers if no machine were ever idle.
+    """Return the share of workers that gradients keep busy, if machines are never idle.
 
-    An update takes ceil(K / m) mu_C and its overhead on each of m machines.
+    An update occupies each of m machines for ceil(K / m) mu_C plus the overhead of a round. The
+    result is for the m that needs the least time of machines.
     """
     job = job_of(LIKE_A)
     machines = np.arange(1.0, job.group_size + 1)
@@ -303,7 +305,7 @@ def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
                 yield row.name, Case(f"{job}: time", one.time, row.time)
 
 
-# Billing rule, run time of a machine, preempted or not, its price, its bill.
+# Cases: billing rule, seconds that a machine ran, True if preempted, USD per hour, USD billed.
 BILLS = (
     ("ec2", 900.0, True, 0.158, 0.0),
     ("ec2", 2 * HOUR_S, True, 0.158, 0.316),
@@ -315,7 +317,7 @@ BILLS = (
     ("gce", 50.0, True, 3.6, 0.0),
     ("gce", 90.0, True, 3.6, 0.09),
 )
-# EC2: the paid share of the time of preempted machines, by their mean life.
+# Mean life of preempted machines, and the share of their time that EC2 charges.
 PAID_SHARES = ((900.0, 0.09), (1.8 * HOUR_S, 0.89), (9 * HOUR_S, 0.994))
 
 

@@ -38,12 +38,14 @@ MOVES: dict[Variation, str] = {
 }
 # Probability promised by `chance`.
 CHANCE = 0.95
-# On-demand, spot: the medians of the file, used if the file is missing.
+# Start-up times of on-demand and of spot machines: the medians of the recorded file, used if the
+# file is missing.
 START_UP_S = (69.0, 87.0)
 MINIMUM_S = 60.0  # EC2
 # Policies that are also run with start-up times.
 NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "pools")
-# Bars of pools at (0.9, 1.05), high price, equal rates.
+# Bars of the policy `pools` at (0.9, 1.05), high price, equal rates: greatest cost share, least
+# share of deadlines met.
 LIMIT, LEAST = 0.59, 0.99
 
 

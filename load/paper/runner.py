@@ -40,7 +40,7 @@ class Asked:
     prices: Path | None = None
     # Optional. Zones. If unset, those of the data.
     availability: Path | None = None
-    # A job also runs on processes.
+    # True to run a job on processes, too.
     live: bool = False
 
 
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """Results of a case."""
 
     runs: tuple[SimulatedRun, ...]  # without their histories
-    # Decisions after the first, per run.
+    # Mean number of decisions after the first of a run.
     changes: float
     summary: RunsSummary  # all runs
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from load.paper.runner import Asked
 
-# The paper's speed of prices.
+# Factor by which the paper speeds recorded prices up.
 SPEED = 2000.0
-# Resolution. Faster changes are not seen.
+# Time step of the simulation. It misses faster changes.
 GRID_S = 2.0
 # One of this many series of 2022 is simulated, because they are much alike.
 EVERY = 15
@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
     group: str
     name: str
-    # As in the paper. Its spot price is the trace's mean while a machine is available.
+    # The paper's setting, but its spot price is the trace's mean while a machine is available.
     setting: Setting
     change: Variation
     speed: float
@@ -63,7 +63,7 @@ class Found:
 
     data: Path
     scratch: Path
-    # One series of each group is enough.
+    # True if one series of each group is enough.
     quick: bool
     series: list[Series] = field(default_factory=list)
     unused: list[tuple[str, str]] = field(default_factory=list)  # series and reason
@@ -209,7 +209,7 @@ def _availability(folder: Path, found: Found) -> None:
 
 
 def _had(found: Found, group: str, name: str, path: Path) -> None:
-    """Add availability twice: with a part of its own for each worker, and for all at once."""
+    """Add a trace of availability twice: each worker has its own part, or all have the same."""
     if found.enough(group):
         return
     trace = TraceSpec(file=str(path))

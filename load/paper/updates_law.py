@@ -1,13 +1,13 @@
 """Theorem 1 on simulated J_t: when its normal law holds, and when that of renewal streams does.
 
 Section III-B. Theorem 1 takes the batches of all workers for a Poisson process. That is good for
-the gaps inside a group, but over a long time a batch is *exactly* b records, and only the records
-are random: the variance of the number of updates is then 1/b of what the Poisson batches give.
+the gaps inside a group. But a batch is *exactly* b records, and only the arrival of records is
+random. So over a long time, the variance of the number of updates is 1/b of the theorem's.
 
-J_t is a whole number, and under the narrow law its standard deviation is about one, so no normal
-law could pass. The tests therefore use batches, K per update: their number over K is J_t before it
-is rounded down. Batches are whole numbers, too, so each number is moved by a uniform half of a
-batch to either side, and the law includes that (1/12 of a batch squared).
+J_t is a whole number, and under the law of renewal streams its standard deviation is about one, so
+no normal law could pass. The tests therefore use the number of batches over K, which is J_t before
+it is rounded down. Batches are whole numbers, too. So a uniform random number from -1/2 to 1/2 is
+added to the number of batches, and the law includes its variance, 1/12.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Values: TypeAlias = npt.NDArray[np.float64]
 
 SAMPLES, QUICK_SAMPLES = 4000, 1000
-# Samples of each time in the plot: variances good to 7 %.
+# Samples of each time in the plot. Their variance has an error of 7 %.
 PLOTTED = 400
 SIGNIFICANT = 0.01
 # N_s* of the first setting.
@@ -135,15 +135,16 @@ class Streams:
     def renewal(self, t_s: float) -> Normal:
         """The law of superposed renewal streams, with the records in incomplete batches.
 
-        At the beginning all batches are empty. After a while each holds any number of records, and
-        from then on as many records are incomplete at the end as at the beginning.
+        When the job begins, all batches are empty, so the records in incomplete batches are missing
+        from the updates. Once it has run for a while, the mean number of such records is constant.
         """
         rates = self.rates_per_s
         law = updates_after_renewal(t_s, rates, GROUP_SIZE, BATCH_SIZE)
         partial = self.workers * (BATCH_SIZE**2 - 1) / 12 / (GROUP_SIZE * BATCH_SIZE) ** 2
         if self.under_way_s:
             return _with_jitter(Normal(law.mean, law.variance + 2 * partial))
-        # Covers all workers, because no worker has just completed an update.
+        # `partial_batches_s` is for N - 1 workers, because one has just completed an update. Here
+        # no worker has, so scale it to N.
         late_s = partial_batches_s(rates, BATCH_SIZE) * self.workers / (self.workers - 1)
         late = late_s * update_rate_per_s(rates, GROUP_SIZE, BATCH_SIZE)
         return _with_jitter(Normal(law.mean - late, law.variance + partial))

@@ -30,7 +30,7 @@ HOURS_S = 24 * 3600.0
 FACTORS = (1.05, 1.25)  # theta / theta_0
 # A third of the recording's interval.
 LOOK_S = 65.0
-# Steps of the search. Each leaves two thirds of the multiplier's interval.
+# Steps of the search for the best price of work. Each leaves two thirds of the interval.
 SEARCH = 40
 
 
@@ -118,9 +118,10 @@ def zones_in(folder: Path) -> tuple[Path, ...]:
 def least_machine_usd(up: Bools, work_s: float) -> Floats:
     """Return a lower bound of one machine's cost if all zones' times are known, (R,) USD.
 
-    For a price per second of work, the cheapest way through time is a shortest path: idle, in one
-    zone, or on demand. A move delays work by a start-up. The best such price makes it the bound of
-    the linear program with fractional machines (Lagrangian dual).
+    Suppose that each second of work earns a price. Then the best schedule is a shortest path
+    through time: in each step, the machine is idle, in one zone, or on demand, and a move costs the
+    work of a start-up. At the price with the greatest bound, the bound is the optimum of the linear
+    program with fractional machines (Lagrangian dual).
 
     Args:
         up: (T, Z, R) True if a zone has room, every `LOOK_S`.

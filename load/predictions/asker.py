@@ -1,7 +1,7 @@
 """Sends requests to a model server on a schedule, and prints the results as JSON.
 
-It is a process of its own. In the process that observes the training, observers would delay it, and
-it would measure that delay.
+It is a process of its own. In the process that observes the training, its requests would be late
+whenever an observer runs, and the latency would include that delay.
 """
 
 from __future__ import annotations

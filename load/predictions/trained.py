@@ -49,7 +49,8 @@ def stale_s(seen: Sequence[Seen], made: ModelId, at: float) -> float:
 
     Args:
         seen: All snapshots, in order of appearance.
-        made: The version. If the observer missed its snapshot, the earlier ones decide.
+        made: The version. If the observer missed its snapshot, the first snapshot after those of
+            older versions counts as the newer one.
         at: Time of the answer. The server may have known a snapshot that the observer had not seen.
     """
     known, coming = seen[: (now := bisect_right(seen, at, key=_at))], seen[now:]

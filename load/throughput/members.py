@@ -127,7 +127,7 @@ class Member:
 
     def __init__(self, name: str, redis: str, weights: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        # Includes torch, which takes 2 s of a processor to load.
+        # This module imports torch, which takes 2 s of a processor to load.
         context.set_forkserver_preload([__name__])
         self.name = name
         self._pipe, theirs = context.Pipe()

@@ -44,7 +44,7 @@ class SleepingTask(CostlessTask):
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Wait, then do as `CostlessTask`."""
         slow = str(os.getpid()) in self._slow.read_text().split()
-        # Batches have one record, and small batches share a pass.
+        # A batch has one record, and one pass may compute several small batches.
         batches = len(records["x"])
         time.sleep(batches * self._seconds * (_SLOWER if slow else 1.0))
         return super().forward(module, records)

@@ -44,7 +44,7 @@ class Server(Protocol):
         """Write garbage to each key that the job reads."""
 
     def lease_to(self, holder: str, lasts_s: float | None) -> None:
-        """Write a holder's lease; None: it never expires."""
+        """Write a holder's lease. It never expires if `lasts_s` is None."""
 
     def kill(self) -> None:
         """Kill the server."""

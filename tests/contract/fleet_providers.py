@@ -1,7 +1,7 @@
 """Providers of machines for the contract of fleets: memory, local processes, and EC2 by Moto.
 
-Moto forgets client tokens and never lacks machines. `Ec2Server` stands before it and does both as
-EC2 does.
+Moto ignores client tokens, and never lacks machines. `Ec2Server` stands before it: as on EC2, a
+token launches machines once only, and machines may be lacking.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Processes:
         (self.folder / "away").rename(self.folder / "digits")
 
     def running(self) -> dict[int, psutil.Process]:
-        """Return the job's machines by launch; tests' tokens end with the launch."""
+        """Return the job's machines by launch, which is the end of a token in these tests."""
         found = Table("digits", self.folder).find()
         return {int(token.removeprefix("doll-")): process for token, process in found.items()}
 

@@ -101,8 +101,8 @@ class _InMemory:
 class _InProcesses:
     """Members that are processes and meet in a Redis; a killed one is restarted.
 
-    With NCCL, all share one GPU. NCCL refuses that for processes on one machine, so each names
-    another machine, and they talk over TCP as machines would.
+    With NCCL, all members share one GPU. NCCL refuses that for processes on one machine. So each
+    process gives its machine a different name, and they communicate over TCP as machines would.
     """
 
     def __init__(self, redis: str, folder: Path, transport: str) -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.contract.group_member SOCKET REDIS gloo|nccl
 
-listens on a socket. Each connection sends one request and receives its result.
+The program listens on a socket. Each connection sends one request and receives its result.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Rig(Protocol):
         """A producer to fill topics with."""
 
     def append_before_hole(self, partition: Partition, value: bytes) -> int:
-        """Append a record, give its offset, and let the next offset hold no record."""
+        """Append a record and return its offset. The next offset then has no record."""
 
     def expire(self, partition: Partition, below: int) -> None:
         """Retention deletes the records below an offset."""
@@ -82,9 +82,9 @@ class Rig(Protocol):
         """Add a partition to a topic; the embedded broker cannot."""
 
     def cut(self, partition: Partition, end: int) -> None:
-        """The log loses the records from an offset on; only a real broker can.
+        """Make the log lose the records from an offset on; only a real broker can do this.
 
-        Each of them must have been delivered before the next was appended.
+        Each of these records must have been delivered before the next one was appended.
         """
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
@@ -321,7 +321,7 @@ while True:
 
 @pytest.fixture(scope="session")
 def rigs(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Rig]]:
-    """Return rigs by name, each made once: a producer takes half a second to get its id."""
+    """Yield a function that makes each rig once. A producer takes half a second to get its id."""
     made: dict[str, Rig] = {}
 
     def rig_of(kind: str) -> Rig:
@@ -388,10 +388,10 @@ PATIENCE_S = 20.0
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Call until true; the call itself is expected to wait a little.
+    """Call a condition until it is true. The condition itself should wait a little.
 
-    Where a broker is unavailable nobody knows yet: one that has just come back may need longer than
-    the short time-out of a request here, above all where the machine is busy.
+    UnavailableError counts as false until the timeout. A broker that has just come back may need
+    longer than the short timeout of a request here, above all on a busy machine.
     """
     deadline = time.monotonic() + timeout_s
 

@@ -16,7 +16,7 @@ _FILTER = re.compile(r"""(name|tags\.`([^`]+)`) = (?:'([^']*)'|"([^"]*)")""")
 
 
 class FakeMlflow:
-    """A server; `transport` is the way to it."""
+    """A server in memory, which a client of httpx2 reaches through `transport`."""
 
     def __init__(self, token: str = "") -> None:
         self.experiments = {"Default": "0"}

@@ -278,7 +278,7 @@ def test_blob_above_part_size_is_uploaded_in_parts(s3_server: str) -> None:
         found = blobs.get_tagged(name)
         assert found is not None
         assert found[0] == data
-        # S3 adds the number of parts to such tags.
+        # S3 adds the number of parts to the tag of an object that was uploaded in parts.
         assert ("-" in found[1]) == (parts is not None)
         assert parts is None or found[1].strip('"').endswith(f"-{parts}")
     assert blobs.names("") == ["large", "small"]
@@ -295,7 +295,8 @@ def test_failed_part_aborts_upload_and_keeps_previous_blob(failing: str) -> None
         blobs.put("large", memoryview(LARGE))
     assert blobs.get("large") == b"small"
     client = boto3.client("s3", endpoint_url=failing, region_name=REGION)
-    assert "Uploads" not in client.list_multipart_uploads(Bucket=BUCKET)  # nothing costs money
+    # S3 would charge for parts that remain.
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=BUCKET)
 
 
 def test_unfinished_upload_of_killed_writer_is_not_listed(s3_server: str) -> None:
@@ -313,7 +314,7 @@ def test_unfinished_upload_of_killed_writer_is_not_listed(s3_server: str) -> Non
 
 
 def test_unreachable_store_raises_unavailable(s3_server: str) -> None:
-    # The fixture only sets the credentials.
+    # The test needs only the credentials that the fixture sets.
     del s3_server
     blobs = S3Blobs(BUCKET, "", "http://127.0.0.1:1", REGION)
     with pytest.raises(UnavailableError):

@@ -290,7 +290,7 @@ def test_put_leader_status_reports_whether_one_existed(server: Server) -> None:
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
-    # The same status again.
+    # The existing status may be equal to the new one.
     assert board.put_leader_status(leader_status(5))
     server.kill()
     server.restart()
@@ -489,7 +489,7 @@ def test_ask_while_skips_request_if_key_was_just_taken(
             server.ask(("SET", key, free))
 
         class Free(tuple[bytes | None, ...]):
-            """Values; another process takes the key as soon as one of them was read."""
+            """Allowed values. When the server's value is found here, another process changes it."""
 
             __slots__ = ()
 

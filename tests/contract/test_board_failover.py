@@ -36,7 +36,7 @@ class _Refusal(NamedTuple):
 
 def _ask_for_a_password(admin: redis.Redis) -> None:
     admin.config_set("requirepass", "secret")
-    # Connections that are logged in stay so.
+    # Connections from before would not need the password, so close them.
     admin.client_kill_filter(_type="normal", skipme=True)
 
 

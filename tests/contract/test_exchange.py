@@ -81,7 +81,7 @@ def test_live_statuses_match_those_of_each_board(boards: LeaderBoards) -> None:
         board.hold_lease("another", LONG_S)
         board.put_unable("w9", "no task", LONG_S)
 
-    # The second time, the workers of the first one are known.
+    # The second call already knows the workers that the first one found.
     for _ in range(2):
         found = boards.live_statuses(seen)
         assert found[::2] == [
@@ -121,8 +121,8 @@ def test_exchange_acquires_renews_and_releases_lease(
 
 @on_redis
 def test_lease_of_ended_process_is_taken_over_at_once(server: Server) -> None:
-    #  one    holds ─── ends
-    #  two      refused    notified that it holds, without another request
+    #  one    holds the lease ─── ends
+    #  two        refused            notified that it holds the lease, without another request
     one, two = server.boards().exchange(), server.boards().exchange()
     held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")
@@ -221,7 +221,7 @@ def test_restarted_holder_is_not_deposed_again(embedded_redis: EmbeddedRedis) ->
 
 
 def _hold(exchange: Exchange, queue: _Answers, job: str) -> None:
-    """Hold the lease for long, visible to everyone who looks from now on."""
+    """Acquire the lease for long, and wait until every later request sees that it is held."""
     exchange.hold_lease(job, "one", LONG_S * 10, queue.put, soon=True)
     assert queue.next() is True
     _await_turn(exchange, queue, job)
@@ -316,10 +316,13 @@ def test_lease_that_expires_between_two_steps_is_acquired_again() -> None:
     steps = board.holding_lease("one", 1.0)
     next(steps)
 
-    (prolong,) = steps.send([b"one"])  # its own lease
-    (take,) = steps.send([0])  # not its own any more
+    # GET returns the process's own name.
+    (prolong,) = steps.send([b"one"])
+    # PEXPIRE finds no lease, because it has expired.
+    (take,) = steps.send([0])
 
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")
     with pytest.raises(StopIteration) as done:
-        steps.send([True])  # and no other process's
+        # SET NX succeeds: no other process holds the lease, either.
+        steps.send([True])
     assert done.value.value == b"one"

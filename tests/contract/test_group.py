@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
 
 ALL = ("m0", "m1", "m2", "m3")
-# Time that members wait for a silent one.
+# Time that members wait for a silent member.
 SHORT_S = 1.0
 # Each collective call, with the arguments of one of four members.
 CALLS: dict[str, tuple[object, ...]] = {
@@ -47,7 +47,7 @@ def broken(answers: Answers) -> dict[str, list[str]]:
 
 
 def answers_or_first_calls(together: Together, name: str, forming: Answers) -> Answers:
-    """Return answers of the forming, or of the first call for members that did form the group."""
+    """Return each member's failure to form the group, or its answer to a first call in it."""
     formed = [member for member, answer in forming.items() if answer.exception(LONG_S) is None]
     return forming | together.begin("all_reduce", name, dict.fromkeys(formed, ([1.0] * 1000,)))
 
@@ -56,7 +56,7 @@ def test_all_reduce_sums_vectors_and_counters(together: Together, name: str) -> 
     together.form(name, ALL)
 
     for _ in range(3):
-        # Behind the weights are the samples of each member and a one, which counts members.
+        # Each member adds a number of samples and a 1 to its vector. The ones count the members.
         added = together.begin(
             "all_reduce",
             name,
@@ -140,7 +140,8 @@ def test_call_with_frozen_member_times_out_and_blames_no_member(
 
     calling = together.begin(call, name, dict.fromkeys(("m0", "m2", "m3"), CALLS[call]))
 
-    assert broken(calling) == {"m0": [], "m2": [], "m3": []}  # its machine answers
+    # The machine of a frozen process still answers, so no member looks unreachable.
+    assert broken(calling) == {"m0": [], "m2": [], "m3": []}
 
 
 def test_abort_from_another_thread_breaks_call_and_leaves_group(

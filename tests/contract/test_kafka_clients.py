@@ -52,7 +52,7 @@ def test_tails_share_a_thread_that_ends_with_the_last_tail(log: KafkaLog, fresh:
     log.create_topics(topics)
     tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics]
     assert ours() == 1
-    # One client has only one position per partition.
+    # A client has only one position per partition, so this tail needs a second client.
     again = log.tail(Partition(topics[0].name, 0), 0)
     assert ours() == 2
     again.close()

@@ -98,7 +98,7 @@ def test_readers_report_an_outage_and_resume_after_it(rig: Rig, fresh: str) -> N
             try:
                 records.extend(tail.read(10, 0.1))
             except UnavailableError:
-                return False  # "call again"
+                return False  # the caller tries again
             return bool(records)
 
         def is_away() -> bool:

@@ -53,7 +53,7 @@ class Member:
             else:
                 assert isinstance(event, Fetched)
                 assert event.partition in self.owned, "a record after its partition was revoked"
-                # Another member may have read the same before this one learned of the revocation.
+                # Another member may have read these records before this one noticed the revocation.
                 assert event.offsets[0] <= self._frontier[event.partition], "a record was left out"
                 assert event.offsets == list(range(event.offsets[0], event.offsets[-1] + 1))
                 reached = max(self._frontier[event.partition], event.offsets[-1] + 1)
@@ -87,7 +87,7 @@ class Company:
         return set(self._frontier.values()) == {self._appended}
 
     def shares(self, *members: Member) -> list[int]:
-        """Return the partition count of each member, or [] unless each has exactly one owner."""
+        """Return each member's number of partitions, or [] unless each partition has one owner."""
         owned = [partition for member in members for partition in member.owned]
         complete = len(owned) == len(set(owned)) == _PARTITIONS
         return sorted(len(member.owned) for member in members) if complete else []

@@ -300,10 +300,10 @@ def test_end_of_a_partition_added_after_the_first_request_is_found(
 def test_readers_report_recreated_topic_and_read_the_new_one(
     owned_rig: Rig, fresh: str, count: int, *, lower: bool
 ) -> None:
-    """Fewer records than were read, or more; the old one's leader epochs may be the higher ones."""
+    """The new topic has fewer records than were read, or more, and perhaps a lower epoch."""
     partition, known = ten(owned_rig, fresh)
     if lower:
-        # The next record gets a higher epoch.
+        # The old topic's next record gets a higher epoch than the new topic's records.
         owned_rig.cut(partition, 9)
         one_by_one(owned_rig, fresh, [b"9"])
         known = known_at(owned_rig, partition, 10)

@@ -210,7 +210,7 @@ def test_reader_overtaken_by_retention_reports_out_of_range(rig: Rig, fresh: str
 def test_backlog_is_read_in_turns_weighted_by_partition_lag(
     rig: Rig, fresh: str, sizes: tuple[int, int]
 ) -> None:
-    # The records are written partition by partition, and fetched so.
+    # The records are written partition by partition, so the broker returns them in this order.
     rig.log.create_topics([NewTopic(fresh, 2)])
     places = rig.log.partitions(fresh)
     for place, size in zip(places, sizes, strict=True):

@@ -205,7 +205,7 @@ def test_many_tails_of_one_log_read_their_own_topics(rig: Rig, fresh: str) -> No
 
 def test_unread_tail_does_not_delay_others_and_loses_nothing(rig: Rig, fresh: str) -> None:
     heavy, light = filled(rig, fresh, 0), filled(rig, f"{fresh}-light", 0)
-    # The embedded broker keeps no more.
+    # The embedded broker keeps no more records than these.
     count, size = 4_000, 1_000
     with closing(rig.log.tail(heavy, 0)) as unread, closing(rig.log.tail(light, 0)) as tail:
         for i in range(count):

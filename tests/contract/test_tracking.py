@@ -151,7 +151,7 @@ def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
 
 def test_concurrently_created_runs_resolve_to_the_first() -> None:
     fake = FakeMlflow()
-    # The second tracker looked before the first one had made its run.
+    # The second tracker's search finds no run, as if it came before the first one's.
     first = mlflow(fake).begin("Default", "digits", JOB, {})
     fake.answers["runs/search"] = httpx2.Response(200, json={})
     assert mlflow(fake).begin("Default", "digits", JOB, {}).id == first.id

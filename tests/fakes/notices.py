@@ -10,7 +10,7 @@ class MemoryNotices:
     """A machine whose test plays the provider."""
 
     def __init__(self) -> None:
-        self.looks = 0  # how often somebody looked
+        self.looks = 0  # number of polls
         self._away = False
         self._interruption: Notice | None = None
 

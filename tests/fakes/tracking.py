@@ -18,7 +18,8 @@ class MemoryRun:
     parameters: dict[str, str]
     tags: dict[str, str]
     status: RunStatus = "RUNNING"
-    metrics: list[Metric] = field(default_factory=list)  # none twice
+    # No metric is in the list twice.
+    metrics: list[Metric] = field(default_factory=list)
 
 
 @dataclass
@@ -41,7 +42,7 @@ class MemoryTracking:
         self.aliases = dict[tuple[str, str], str]()
         # Raised by each call.
         self.error: DollError | None = None
-        # True: carries each call out, but loses the answer.
+        # True to carry each call out, but lose the answer.
         self.loses_answers = False
         self.calls = 0
 

@@ -72,7 +72,7 @@ class Mended(CountingTask):
     """Has a bug in its loss while a file exists. A test deletes the file to fix the bug.
 
     Args:
-        records: As of the counting task.
+        records: See `CountingTask`.
         bug: The file.
     """
 

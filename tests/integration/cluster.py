@@ -70,8 +70,8 @@ def await_condition(
     deadline = time.monotonic() + patience_s
     pause = 0.01
     while True:
-        # Read before the condition is evaluated, because this process may be stopped for a long
-        # time afterwards.
+        # Read the clock before the condition, because this process may be stopped for a long time
+        # between the two.
         is_late = time.monotonic() > deadline
         if holds():
             return
@@ -226,7 +226,7 @@ class Cluster:
 
     def produce_to(self, stream: str, ids: range, partition: int | None = None) -> None:
         """Write these ids to one stream, which has two partitions, or to one of its partitions."""
-        # This producer has no state of earlier records.
+        # A new producer has no state of earlier records.
         log = open_log(self.settings)
         writer = log.writer()
         values = codec_of(self.spec.records).encode({"id": np.array(ids)})

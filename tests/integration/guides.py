@@ -27,7 +27,7 @@ END = " ---"
 
 
 class Command(NamedTuple):
-    """A command and the answer that the guide shows. None: any answer, but it must succeed."""
+    """A command, and the answer that the guide shows. None if it only has to succeed."""
 
     text: str
     answer: str | None

@@ -107,7 +107,7 @@ def test_half_open_requests_block_no_client_and_are_closed(
         flood = list[socket.socket]()
         for number in range(FLOOD):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
-            # The others do not finish their handshake.
+            # Every fourth connection does not begin its TLS handshake.
             if number % 4:
                 half = stack.enter_context(trust.wrap_socket(half))
                 half.sendall(HALF_OPEN[number % len(HALF_OPEN)])
@@ -127,5 +127,6 @@ def assert_closed(half: socket.socket) -> None:
     try:
         while half.recv(65_536):
             pass
-    except (ConnectionResetError, ssl.SSLError):  # cut, or without a word of TLS
+    # The service closed the connection without TLS's own message of the end.
+    except (ConnectionResetError, ssl.SSLError):
         pass

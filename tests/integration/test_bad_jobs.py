@@ -51,9 +51,9 @@ HELD = {
     "no-control": control_topic("no-control"),
     "no-updates": updates_topic("no-updates"),
 }
-# Java's default producer writes it, ours do not.
+# Size of a record that Java's producer writes by default, and ours do not.
 LARGE_BYTES = 1_040_000
-# Batches of an update, bad records of a batch.
+# Batches of an update, and the number of bad records at which a worker closes a batch.
 GROUP, SKIPPED = 30, 1_000
 INNOCENT_RECORDS = 3_000
 

@@ -23,7 +23,7 @@ PATIENCE_S = 300.0
 
 @pytest.mark.parametrize(
     ("minutes", "seed", "missed"),
-    # Seeds whose schedules hit nearly all families within that time.
+    # Each seed's schedule has faults of nearly all families in the given time.
     [
         pytest.param(0.25, 602, {"storage"}, id="15 s"),
         pytest.param(1, 3, set(), id="a minute", marks=pytest.mark.nightly),

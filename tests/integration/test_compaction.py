@@ -1,8 +1,8 @@
 """Compaction deletes records after their batch was claimed: that batch expires.
 
 record    0 1 2 3 4 5 6 7   8 ... 15   16 17 18 19   20 ...   16 to 19 have the keys of 0 to 3
-claimed   by a worker       that died
-there             4 5 6 7   8 ... 15   16 17 18 19   20 ...
+claimed   by a worker that died
+left              4 5 6 7   8 ... 15   16 17 18 19   20 ...
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_claimed_batch_that_compaction_shortened_expires(
             writer.append(control_topic(cluster.job), wire.encode_claim(claim))
         assert writer.flush(PATIENCE_S)
         writer.close()
-        # The first ones have the keys of the first claimed records.
+        # The first new records have the keys of the first claimed records.
         new = {CLAIMED + number: f"key-{number}" for number in range(OVERWRITTEN)}
         produce(cluster, place, new)
 

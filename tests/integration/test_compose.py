@@ -1,6 +1,6 @@
 """Services run as docker-compose.yml says, and the commands of its guide train a model.
 
-That services understand its variables is tested on every change in tests/unit/deploy.
+Tests in tests/unit/deploy check on every change that services understand its variables.
 """
 
 from __future__ import annotations

@@ -129,10 +129,10 @@ def test_demo_uses_every_record_once_and_leaves_nothing_running(
     assert summary["flaws"] == []
     assert summary["preemptions"] == 1
     assert summary["updates"] >= 8000 // 128
-    # Chance would be 0.1.
+    # Guesses would reach 0.1.
     assert summary["test_accuracy"] > 0.7
     assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
-    # Two servers, the fork server, a coordinator, three workers, and one of them again.
+    # Two servers, the fork server, a coordinator, three workers, and a worker's restart.
     assert len(seen) >= 8
     await_condition(lambda: not left(seen), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []

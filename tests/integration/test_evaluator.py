@@ -44,8 +44,8 @@ HELD_OUT = 500
 class Training:
     """A job on two streams that only share the model.
 
-    Records of one stream have their number in the first place, those of the other in the second.
-    The label is the number's sign, until a test turns it around.
+    Records of one stream have a random number as their first feature, those of the other as their
+    second. The label is the number's sign, until a test swaps the labels.
     """
 
     def __init__(self, name: str, settings: Settings, folder: Path) -> None:
@@ -99,7 +99,7 @@ class Training:
         self.board.close()
 
     def produce(self, updates: int, *, turned: bool = False) -> None:
-        """Write records for this number of updates. turned: swap the second stream's labels."""
+        """Write records for this number of updates. `turned` swaps the second stream's labels."""
         each = updates * PER_UPDATE // 2
         for index, stream in enumerate(self.streams):
             self._write(stream, self._records(index, each, turned=turned and index == 1))
@@ -178,7 +178,7 @@ def test_evaluations_are_correct_and_find_the_stream_that_changed(
     assert {drift.stream for drift in drifts} == {training.streams[1]}
     assert all(drift.before < drift.after for drift in drifts)
     assert drifts[0].model.version > 50
-    # None of its records count.
+    # The evaluator's records change nothing in the audit.
     claims = read_decoded(training.log, control_topic(training.spec.name), decode_claim)
     whole = audit(training.first, claims, records)
     bare = [(at, None if isinstance(it, Evaluated | Drifted) else it) for at, it in records]

@@ -40,7 +40,7 @@ def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
 
 
 def test_frozen_worker_changes_nothing_when_it_wakes(make: Make) -> None:
-    # w1   ████████ frozen ░░░░░░░░░░░░░░░░ thaws ██████   with claims and gradients in mind
+    # w1   ████████ frozen ░░░░░░░░░░░░░░░░ thaws ██████   with outdated claims and gradients
     # w2   ████████████████████████████████████████████
     cluster = make(name="frozen-worker", records=3000)
     for name in ("c1", "w1", "w2"):

@@ -197,7 +197,7 @@ def test_job_ignores_forged_hot_snapshot_ahead_of_kafka(
     make: Make, admin: redis.Redis, mode: str
 ) -> None:
     # c1   █████ killed
-    #            two snapshots: of its epoch, and of a later one
+    #            forged snapshots: one of c1's epoch, and one of a later epoch
     # c2               ███████
     options = GROUP if mode == "group" else "\n            checkpoint: {every_updates: 1}\n"
     records = 3 * RECORDS_OF_A_CASE
@@ -278,7 +278,7 @@ def test_only_one_of_two_processes_of_one_name_becomes_member(
 def test_two_processes_of_one_name_count_each_record_once_in_board_mode(
     make: Make,
 ) -> None:
-    # Orders name a worker: both processes compute, and the first gradient counts.
+    # Orders name a worker, so both processes compute them, and the first gradient counts.
     records = 4 * RECORDS_OF_A_CASE
     cluster = make("double-board", records, seconds=0.01)
     for name in ("c1", "w1", "w2"):

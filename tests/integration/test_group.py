@@ -90,7 +90,7 @@ def await_updates(cluster: Cluster, more: int) -> None:
 
 
 def produce_and_await_updates(cluster: Cluster, records: int) -> None:
-    """All may be settled before the test sees the last of them."""
+    """Produce records, and wait for three updates since the beginning of this call."""
     before = cluster.version()
     cluster.produce(records)
     await_condition(lambda: cluster.version() >= before + 3, "3 more updates")
@@ -137,7 +137,8 @@ def test_dying_member_loses_only_its_own_part_of_an_update(make: Make) -> None:
 def test_group_on_gpus_survives_a_killed_member(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They share a GPU. NCCL refuses processes that do so on one machine.
+    # All members share a GPU. NCCL refuses that for processes on one machine, so each worker gets
+    # another host id.
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     nccl = GROUP.replace("group}", "group, transport: nccl}")
     cluster = started(make, "nccl", 2000, "c1", group=nccl)
@@ -253,8 +254,8 @@ def test_switching_between_board_and_group_takes_no_update_back(make: Make) -> N
 
 
 def test_leader_killed_during_switch_of_weight_holders_loses_no_record(make: Make) -> None:
-    # c1   leads ██ told ██ killed
-    # c2                    ░░ leads, and has it done ██
+    # c1   leads ██ switch requested ██ killed
+    # c2   stands by                    ░░ leads, and completes the switch ██
     cluster = started(make, "switch-killed", 3600, "c1", "w1", "w2", group="", produced=1200)
     await_condition(lambda: cluster.version() >= 5, "five updates")
     for leader, block in (("c1", {"mode": "group"}), ("c2", {"mode": "board"})):
@@ -269,7 +270,7 @@ def test_leader_killed_during_switch_of_weight_holders_loses_no_record(make: Mak
 
 
 def test_members_keep_their_weights_after_a_forged_trigger(make: Make) -> None:
-    # The history says that the coordinator holds the weights, in an epoch without a leader.
+    # The forged trigger says that the coordinator holds the weights, in an epoch without a leader.
     cluster = started(make, "forged", 2000, "c1", "w1", "w2")
     await_condition(lambda: cluster.version() >= 10, "ten updates")
     leader_status = cluster.leader_status()
@@ -282,7 +283,7 @@ def test_members_keep_their_weights_after_a_forged_trigger(make: Make) -> None:
 
 
 def test_dead_owner_of_replicated_slices_loses_no_update(make: Make) -> None:
-    # Two of the four own all slices, each of them all: one dies, then others, one by one.
+    # Two workers own the slices, each of them all. A worker dies and is replaced, and then another.
     cluster = started(make, "slices", 3000, "c1", "w1", "w2", "w3", "w4", group=SLICES % 2)
     await_condition(lambda: cluster.version() >= 10, "ten updates")
     for name in ("w1", "w2"):
@@ -296,8 +297,8 @@ def test_dead_owner_of_replicated_slices_loses_no_update(make: Make) -> None:
 def test_updates_after_slice_backup_are_learned_again_if_owners_die(
     make: Make,
 ) -> None:
-    # Each slice has one owner, w1 to w4 own two each: survivors lack parts of the optimizer's
-    # state.
+    # Two workers own the slices, and each slice has one owner. At least one of the two is among the
+    # three that die, so a part of the optimizer's state is lost.
     cluster = started(make, "slices-die", 2500, "c1", "w1", "w2", "w3", "w4", group=SLICES % 1)
     await_condition(lambda: cluster.version() >= 30, "thirty updates, and a backup at twenty")
     for name in ("w1", "w2", "w3"):

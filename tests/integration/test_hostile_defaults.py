@@ -1,7 +1,7 @@
 """A cluster's defaults (compaction, small sizes) do not apply to our topics.
 
-updates     as we made it │ retention.ms=10^8 │ as we made it
-job         drains        │ held: what to run │ resumed, drains
+updates     as we made it │ retention.ms=10^8      │ as we made it
+job         drains        │ held; says what to run │ resumed, drains
 """
 
 from __future__ import annotations

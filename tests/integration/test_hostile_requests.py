@@ -99,13 +99,14 @@ def job_bodies() -> Iterator[tuple[str, bytes]]:
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
-        # Three fields with the plain one: each kind as JSON and as YAML.
+        # Two bodies and the one above make three for each kind of value. The test sends bodies as
+        # JSON and YAML in turn, so each kind is sent as both.
         for field in islice(fields, 2):
             yield f"{field}: {what}", placed(JOB | {field: PLACE}, parts)
 
 
 def placed(body: object, parts: tuple[bytes, bytes, bytes]) -> bytes:
-    """Return a body as JSON, with a large value in its place."""
+    """Return a body as JSON, with a large value in place of `PLACE`."""
     start, end = json.dumps(body).encode().split(json.dumps(PLACE).encode())
     return filled(start + parts[0], parts[1], parts[2] + end)
 

@@ -73,8 +73,8 @@ class Insider:
 
 
 def test_forged_records_are_survived_or_hold_the_job(make: Make) -> None:
-    #   garbage      claim of no worker     Lead that takes back all    claim of no records
-    #          └ continues            └ continues              └ trains again              └ held
+    # forged   garbage     claim by no worker   Lead that rolls back all   claim of absent records
+    # job      continues   continues            trains all again           is held
     cluster = make(name="insiders", records=RECORDS)
     insider = Insider(cluster)
     cluster.start("coordinator", "c1")

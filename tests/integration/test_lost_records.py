@@ -40,7 +40,8 @@ CHECKPOINTS = "checkpoint: {every_updates: 5, keep: 20}"
 GRADIENT_S = 0.05
 # Records of one call. There are two calls before each loss, and one after it.
 PRODUCED = 500
-# At least 15 updates come of these records, so some batches are always in flight.
+# The test waits for this number of updates. The records make at least 15, so batches are still in
+# flight then.
 UPDATES = 10
 WAY_ON = re.compile(r"`doll job resume ([^`]*)`")
 

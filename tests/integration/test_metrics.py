@@ -143,8 +143,7 @@ def test_every_service_reports_all_declared_metrics(
     )
     said = [update.moved for update in updates if update.moved is not UNSET]
     # An update reports the bytes since the previous report. So the first update has no count, and
-    # the
-    # last count is not reported yet.
+    # the last count is not reported yet.
     assert len(said) == len(updates) - 1
     assert 0 < sum(said) < worker.sum("doll_worker_moved_bytes_total")
     assert worker.values("doll_worker_reading") == {(): 1.0}

@@ -103,6 +103,6 @@ def test_worker_that_draws_other_frozen_tensors_computes_with_those_of_the_job(
 
 
 def live(cluster: Cluster) -> int:
-    """Return the number of workers that the leader counts on."""
+    """Return the number of live workers in the leader's status."""
     status = cluster.leader_status()
     return 0 if status is None else status.live

@@ -154,7 +154,8 @@ def test_killed_mlflow_receives_everything_once_and_its_client_finds_the_job(
     server: MlflowProcess, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)
-    # judged   1  |  killed   2   3  | back, another evaluator   4
+    # server              runs │ killed │ runs again, with another evaluator
+    # evaluated versions  1    │ 2, 3   │ 4
     tracking = MlflowServer(server.url, answer_s=PATIENCE_S)
     tracked = Tracked(tracking=tracking, blobs=S3Blobs(BUCKET, "models/", s3_server, REGION))
     settings = Settings(blobs=f"s3://{BUCKET}/models", mlflow=server.url)

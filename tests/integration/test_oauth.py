@@ -42,7 +42,7 @@ LIFE_S = 10
 
 
 class Issued(NamedTuple):
-    """A broker, and how to come to it with a token."""
+    """Settings of clients that connect to the broker with a token, and the URL of tokens."""
 
     environ: dict[str, str]
     token_url: str
@@ -136,7 +136,7 @@ def test_token_function_provides_tokens_of_every_client(issued: Issued) -> None:
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
-    # One per client, and some renewed.
+    # Each client got a token, and some renewed theirs.
     assert len(made) > 5
 
 

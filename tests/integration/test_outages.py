@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 COPIES = "default.replication.factor=2\noffsets.topic.replication.factor=2\n"
 BUCKET, JOB, AVRO_JOB = "models", "outages", "avro-outages"
 SHORT_S, LONG_S = 20.0, 300.0
-# Time after which every surface reports that a server is unavailable, and since when.
+# Maximum time until every surface reports that a server is unavailable, and since when.
 REPORTED_S = 15.0
 SLOW = 4  # times slower a machine may be
 RECORDS = 60_000
@@ -195,8 +195,8 @@ class Stack:
         with closing(KeyStore(cluster.log)) as keys:
             key, _ = keys.create("olga", "operator")
         self.avro = self._submit_avro()
-        # Copies of topics on the other broker stay away, so `min.insync.replicas` decides about
-        # writes.
+        # The replicas on the second broker stay unavailable, so `min.insync.replicas` decides if
+        # writes succeed.
         second.stop()
         self.ports = {name: free_port() for name in ("c1", "c2", "w1", "w2", "e1")}
         services = {"c": "coordinator", "w": "worker", "e": "evaluator"}
@@ -256,8 +256,7 @@ checkpoint: {{every_updates: 100000}}
         found = read_decoded(self.cluster.log, topics.updates_topic(self.avro), decode_audit)
         return sum(getattr(record, "samples", 0) for _, record in found)
 
-    # --- reports
-    # -------------------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------
 
     def job(self, job: str) -> str:
         """Return the state of a single job."""

@@ -519,7 +519,7 @@ def test_page_reports_lost_service_and_reconnects(site: Site) -> None:
 def test_page_can_be_used_by_keyboard_alone(site: Site) -> None:
     page = site.open()
     page.get_by_role("link", name="fraud").wait_for()
-    # Skip link, home, filter, four states, 13 columns, orders, fraud.
+    # The Tab key visits: skip link, home, filter, four states, 13 columns, orders, fraud.
     for _ in range(22):
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")

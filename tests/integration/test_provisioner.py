@@ -213,7 +213,7 @@ def provisioner_of(
 
 
 def slots_of(cluster: Cluster) -> dict[int | None, int]:
-    """Return the launch in each slot, of running machines. None: the spare, if there is one."""
+    """Return the launch of each slot's running machine. A spare machine has the key None."""
     return {machine.slot: machine.launch for machine in ledger_of(cluster).running}
 
 

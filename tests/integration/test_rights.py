@@ -454,7 +454,8 @@ def test_service_without_a_right_names_it_and_waits(guarded: Guarded, right: Rig
         """Return True if the missing right is reported. Makes the service use all its rights."""
         if creates_dead_letters:
             guarded.log.delete_topics([right.name])
-        # The coordinator would create the dead-letter topic.
+        # If records were bad, the coordinator would create the dead-letter topic, not the admin
+        # service.
         guarded.produce(10, bad=row != "admin")
         if row == "admin":
             paths = ("/v1/jobs/clinic", "/v1/jobs/clinic/dead-letters")

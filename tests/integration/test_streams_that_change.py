@@ -1,4 +1,4 @@
-"""On real Kafka, streams change under a job: they grow, lose records, are deleted and recreated."""
+"""Streams on real Kafka change under a job: they grow, lose records, are recreated."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_added_partitions_are_trained_and_reported(growing: Growing) -> None:
     assert [state.partitions for state in view.streams()] == [4, 4]
 
 
-# --- streams that are other logs than they were --------------------------------------------------
+# --- streams whose logs change -------------------------------------------------------------------
 
 
 class Changing:

@@ -132,7 +132,7 @@ class Fetches:
         self.broker = -1
 
     def __call__(self, statistics: str) -> None:
-        """Request from which broker the first partition is fetched."""
+        """Record the broker from which the first partition is fetched."""
         topics = json.loads(statistics)["topics"]
         if self._topic in topics and "0" in topics[self._topic]["partitions"]:
             self.broker = topics[self._topic]["partitions"]["0"]["broker"]
@@ -197,7 +197,7 @@ def test_job_resumes_after_unclean_election_lost_records_of_its_topics(
     brokers.follower.kill()
     brokers.await_leader_status(leader, [leader])
     train_some(cluster)
-    # An unavailable broker is no reason.
+    # An unavailable broker is no reason to hold the job.
     assert not cluster.record().held
     brokers.leader.kill()
     brokers.follower.restart()

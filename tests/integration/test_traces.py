@@ -24,7 +24,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 RECORDS = 24_000
 SPANS = {"batch", "batch.read", "batch.announce", "batch.wait", "batch.gradient", "batch.apply"}
 OF_A_WORKER = {"batch.read", "batch.announce", "batch.gradient"}
-# Clocks are the machine's own here, but Kafka's arrival times are in whole milliseconds.
+# All processes use the clock of this machine, but Kafka's arrival times are in whole milliseconds.
 TICK_S = 0.002
 
 

@@ -145,7 +145,7 @@ def test_every_record_is_used_once_if_synchronisation_changes_at_run_time(
     make: Make,
 ) -> None:
     # mode          synchronous   stale   averaging   asynchronous   synchronous
-    # compression                 of changes that matter      of 1 %
+    # compression                 significant changes         1 % of changes
     # leader        █████████████████████████████████████████ killed
     # other         stands by                                   leads ██████████
     cluster = make("switched", 20_000, seconds=0.01)
@@ -186,7 +186,7 @@ def test_every_record_is_used_once_if_synchronisation_changes_at_run_time(
 
 
 def note_staleness(cluster: Cluster, found: dict[int, set[int | None]]) -> None:
-    """Add the staleness allowed by counting updates, by revision. None in a synchronous round."""
+    """Add the staleness that updates were allowed, by revision. None if they were synchronous."""
     for each in cluster.audit().updates:
         synchrony = each.synchrony
         found.setdefault(each.revision, set()).add(synchrony.staleness if synchrony else None)

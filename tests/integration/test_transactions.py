@@ -34,7 +34,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
-# Time after a job has drained.
+# Time from a drained job to the commit of its last offsets.
 COMMITTED_WITHIN_S = 10.0
 _numbers = count()
 COMMITTED, ABORTED, OPEN = range(100), range(100, 140), range(140, 200)

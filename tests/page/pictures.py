@@ -27,7 +27,7 @@ _SIZES = {
 }
 # Cards that each picture shows completely.
 _CARDS = {"laptop": 7, "phone": 3}
-_MARGIN = 8  # below the last one
+_MARGIN = 8  # pixels below the last card
 
 
 def some_jobs(now_s: float) -> dict[str, World]:

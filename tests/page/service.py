@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
     from services.admin.service import AdminService
 
-# Each partition has this many, so that no lag is longer than the stream.
+# Records of each partition: more than any made-up lag.
 _RECORDS = 200_000_000
 _FOREVER_S = 1e9
 _PATIENCE_S = 15.0
@@ -67,7 +67,7 @@ class PageService:
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
         self.worlds = dict(worlds)
-        # Time of the log's clock. None: the real time.
+        # Time of the log's clock. None for the real time.
         self._at_s: float | None = None
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
@@ -186,10 +186,10 @@ class PageService:
             board.beat(WorkerId(worker), status, _FOREVER_S)
 
     def _remember(self, name: str, world: World) -> None:
-        """Give the service the lag of times before it ran, which no topic has."""
+        """Give the service the lags from before it ran, because no topic has them."""
         service: AdminService = self.app.state.service
         present = deepcopy(self._redis.jobs)
-        # Otherwise its first probe would precede those of the made-up past.
+        # Without Redis, the service cannot take a lag of its own before it has those of the past.
         self._redis.kill()
         service.start()
         until = time.monotonic() + _PATIENCE_S

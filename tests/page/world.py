@@ -48,7 +48,7 @@ SLOTS = 16
 UPDATES_PER_S = 1.1  # if all slots work
 # Updates between evaluated versions.
 EVALUATED = 100
-DRIFTED = 3200  # when a stream did
+DRIFTED = 3200  # version at a stream's drift
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286
 # Records per update. They make one batch because the page shows no single batches.
@@ -120,9 +120,11 @@ class World:
     """All data of the job."""
 
     record: JobRecord
-    updates: list[tuple[float, AuditRecord]] = field(default_factory=list)  # when each was written
+    # Records of the updates topic, each with the time at which it was written.
+    updates: list[tuple[float, AuditRecord]] = field(default_factory=list)
     plans: list[PlanRecord] = field(default_factory=list)
-    lags: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # records, by stream
+    # Lags in records, by stream, each with its time.
+    lags: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     statuses: dict[str, str] = field(default_factory=dict)  # keyed by worker
 
 

@@ -1,8 +1,8 @@
 """Rules of the protocol, each removed by an edit of the source, which the simulation must detect.
 
 The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
-fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
-those whose loss costs work, not truth, and those that need more seeds than a test has time for.
+fail within `seeds` seeds, several times the number that was measured. Two kinds of rules have no
+mutant: rules whose loss only costs work, and rules that need more seeds than a test has time for.
 docs/explain/simulation.md describes both.
 """
 
@@ -350,7 +350,7 @@ MUTANTS = (
             Edit(
                 CORE + "history.py",
                 "return record.epoch == self.epoch and record.number in (0, self.number + 1)",
-                # Otherwise the numbers would void most of them.
+                # Keeping the check of numbers would refuse most updates of former leaders.
                 "return True",
             ),
         ),

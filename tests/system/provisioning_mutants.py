@@ -1,8 +1,7 @@
 """Rules of provisioning, each removed by an edit of the source, which the worlds must detect.
 
 One rule has no mutant: a Lead names the one before it. Without it, a late candidate replaces the
-provisioner in charge. That costs work, not truth, because the candidate has read all decisions by
-then.
+provisioner in charge. That only costs work, because the candidate has read all decisions by then.
 """
 
 from __future__ import annotations

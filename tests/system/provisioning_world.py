@@ -4,7 +4,7 @@ Several replicas share only a plans topic, a lease and a provider of machines. E
 that handles one event after another and carries out its commands one by one. It may die or freeze
 between any two of them; messages that it has sent by then still arrive.
 
-    python -m tests.system.provisioning_world 0 100     the seeds from 0 to 99; 1 where one fails
+    python -m tests.system.provisioning_world 0 100    # seeds 0 to 99; exits 1 if one fails
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Process:
     frozen_until_s: float = 0.0
     dead: bool = False
     busy: bool = False
-    # A producer's records arrive in order.
+    # Time at which the last record arrives. Later ones of this producer may not overtake it.
     last_append_s: float = 0.0
     read: int = 0  # position in the plans topic
     caught_up: bool = False
@@ -588,7 +588,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
-    """Check one record that counts."""
+    """Check a record that the ledger accepted."""
     if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
@@ -640,7 +640,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
 
 
 def check_settled(world: World) -> Iterator[Violation]:
-    """Check that after a time without faults, machines on demand run and questions are answered."""
+    """Check that, some time after faults, planned machines run and no request for a plan waits."""
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
@@ -754,7 +754,7 @@ def _start_ups(world: World) -> Iterator[Violation]:
         start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- no public access
         for pool in settings.pools:
             start_up_s = start_ups.start_up_s(pool)
-            # It is seen between two polls.
+            # A join is noticed at the next poll, so the measured time may differ.
             least_s = min(pool.start_up_s, shortest_s / 2)
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
             if not least_s <= start_up_s <= most_s:

@@ -20,9 +20,9 @@ STEP_S = 0.5
 # Time to leave a group, join another, and get the first status.
 JOIN_S = 3.0
 SPEED_PER_S = 100.0  # records of one worker
-# Time between looks, with a quarter of jitter.
+# Mean time between polls of a worker. Each varies by up to a quarter.
 LOOK_S = 1.0
-# Mean time between preemptions, and between streams that stop or resume.
+# Mean time between preemptions, and between the times at which a stream stops or resumes.
 EVENT_S = 300.0
 # Time until another machine replaces a preempted one.
 BACK_S = 30.0
@@ -52,7 +52,7 @@ class Result(NamedTuple):
     moves: int
     # Longest time that a job with work had no worker.
     starved_s: float
-    # Time at which all was trained; None if records arrive.
+    # Time at which all records were trained; None if records keep arriving.
     drained_s: float | None
     trained: float  # share of what arrived
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
-# Code that decides a world: without a change there, a seed has the same result.
+# Code that a world's result depends on. Unless it has changed, a seed has the same result.
 RUNS_ON = (
     *("common/core/", "common/spot/policies/", "common/spot/provisioning/"),
     *(
