@@ -1,4 +1,4 @@
-"""The audit of two topics: a sound history has no flaw, and every flaw is found."""
+"""The audit of a job's two topics finds every flaw, and none in a sound history."""
 
 from __future__ import annotations
 

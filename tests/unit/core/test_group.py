@@ -359,7 +359,7 @@ def test_attempt_ends_early_if_too_few_members_can_finish() -> None:
     group.kill(C)
     group.break_off(A, B)
     group.settle()
-    # C may still be alive, and have the update, as may D. So nothing is repeated yet.
+    # C may still be alive. Then C and D may have the update, so nothing is repeated yet.
     assert list(group.computed) == [0, 1, 2]
 
     group.see()
@@ -482,8 +482,8 @@ def test_leader_falls_back_to_a_held_version_and_retrains_the_rest() -> None:
 
 
 def test_fallback_does_not_take_back_updates_of_a_later_leader() -> None:
-    #  c1       1   no member holds it: back to 0 ... reads on     searches again
-    #  c2                Lead(1)   2                          leads
+    # c1   J=1   no member holds it: back to version 0   reads c2's records, and searches again
+    # c2                                     Lead(base J=1)   J=2
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()

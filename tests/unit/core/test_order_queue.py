@@ -221,7 +221,7 @@ def test_answered_order_may_be_queued_again() -> None:
 
 def test_leaving_worker_reports_what_it_still_finishes_and_starts_nothing() -> None:
     orders = Assignments(A)
-    assert orders.leave() is None  # no leader so far
+    assert orders.leave() is None  # there was no leader yet
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()

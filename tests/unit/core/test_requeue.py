@@ -54,7 +54,7 @@ def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
 
 
 def updating() -> Bench:
-    """Return a leader whose third batch completed the group; update and snapshot are unread."""
+    """Return a leader whose third batch completed a group. It has not read its records back yet."""
     bench = quarantining(replace(LAX, hot_every_updates=1))
     bench.announce(C)
     replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))

@@ -70,7 +70,7 @@ def test_hot_snapshot_of_current_leader_is_used_without_reading_storage() -> Non
 
 def test_current_leader_without_snapshot_has_a_lease_lifetime_to_return() -> None:
     # at     0.0                    0.5                       1.0
-    # board  empty: wait            empty: still waiting      empty: it is dead, look everywhere
+    # Redis  empty: wait            empty: still waiting      empty: leader is dead, search storage
     search = SnapshotSearch(TTL_S)
     for now in (0.0, 0.5):
         search.begin()

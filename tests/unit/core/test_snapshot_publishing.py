@@ -55,7 +55,7 @@ class Audit(SnapshotSchedule):
 
 
 def at(version: int, control_position: int = 0) -> Snapshot:
-    """Return the leader's copy at this point; its position in the audit is still unknown."""
+    """Return the leader's copy at this point. Its position in the updates topic is unknown."""
     made = ModelId(EPOCH, version)
     return with_(genesis(FIRST), made=made, updates_position=-1, control_position=control_position)
 
@@ -64,7 +64,7 @@ def update(version: int) -> UpdateApplied:
     return UpdateApplied(EPOCH, version, (batch(version),), SAMPLES, loss=2.0)
 
 
-# --- not before its audit was read back ------------------------------------------------------
+# --- not before the leader's records were read back ------------------------------------------
 
 
 def test_snapshot_waits_until_its_audit_was_read_back() -> None:

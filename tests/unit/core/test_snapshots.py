@@ -29,7 +29,7 @@ def after(history: History) -> Snapshot:
 def chosen_of(
     snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
 ) -> tuple[Snapshot, History]:
-    """Return the chosen snapshot, if there is one."""
+    """Return the chosen snapshot and the history; fail if there is none."""
     choice = choose(snapshots, updates)
     assert choice is not None
     return choice

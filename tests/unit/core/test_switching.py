@@ -196,7 +196,7 @@ def test_incomplete_round_is_abandoned_when_its_rule_ends() -> None:
 
 
 def test_update_limits_count_in_units_of_the_k_of_the_job() -> None:
-    # By a rule, K is 1 instead of 2. Hot snapshots are at progress 1 and 2, where the job ends.
+    # By a rule, K is 1 instead of 2. Hot snapshots are at progress 1 and 2. The job ends at 2.
     # J          1    2    3    4
     # progress   0.5  1    1.5  2
     bench = leading(replace(BY_FLEET, stop_updates=2, hot_every_updates=1), A, B)

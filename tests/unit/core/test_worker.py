@@ -412,10 +412,10 @@ def test_settled_frontier_is_committed_every_five_seconds() -> None:
 
 
 def test_position_is_committed_once_no_batch_claimed_below_it_waits() -> None:
-    # control  5        9        12       12
-    # claimed  50       90       120      120
-    # waits    from 3   from 5   from 6   nothing
-    # settled  -        50       50       120
+    # control position    5    9    12    12
+    # claimed             50   90   120   120
+    # oldest unsettled    3    5    6     none
+    # committed           -    50   50    120
     stream, times = _Stream(), iter(range(0, 100, 5))
     assert committed(stream, next(times), 5, 50, oldest=3) == []
     assert committed(stream, next(times), 9, 90, oldest=5) == [do.Commit({P: 50})]

@@ -100,7 +100,7 @@ class Bench:
         self.woken += 1
 
     def wakes(self, command: do.CoordinatorCommand, *expected: events.CoordinatorEvent) -> bool:
-        """Return True if a command's answer, which arrives in any case, wakes the actor."""
+        """Carry out a command, check its answer, and return True if the answer woke the actor."""
         before = self.woken
         self.carry_out(command)
         assert list(self.inbox.read()) == list(expected)

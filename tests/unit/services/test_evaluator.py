@@ -122,7 +122,7 @@ class World:
         return {name: column[:60] for name, column in records(1, 70).items()}
 
     def write(self, record: AuditRecord) -> int:
-        """Write an audit record and return its offset."""
+        """Write a record into the updates topic and return its offset."""
         self._writer.append(updates_topic(NAME), wire.encode_audit(record))
         assert self._writer.flush(1.0)
         return self.log.bounds(Partition(updates_topic(NAME), 0)).end - 1

@@ -1,4 +1,4 @@
-"""Finds the newest intact checkpoint, even if any bytes of the files are cut off or altered."""
+"""The store finds the newest intact checkpoint, whatever bytes of files are missing or altered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every message survives the wire unchanged, and nothing else gets through it."""
+"""Every message is decoded as it was encoded, and invalid ones are refused."""
 
 from __future__ import annotations
 
