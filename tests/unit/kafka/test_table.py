@@ -356,7 +356,7 @@ def test_no_disturbance_loses_an_acknowledged_change(seed: int) -> None:
 
 
 def test_late_record_is_repaired_for_readers_of_a_compacted_log() -> None:
-    """The lost record is the last one. After a repair, compaction keeps the repaired record, too.
+    """Compaction leaves the lost record, but also the copy that the repair wrote.
 
     offset      0   1   2   3   4
     number      1   2   3   2   4

@@ -91,8 +91,8 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 
 
 def test_round_time_is_reported_by_stage() -> None:
-    # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
-    # reported ─gradients│────── apply ──────────│ wait: 0
+    # commands add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ status │ trigger
+    # stages   ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
