@@ -40,7 +40,7 @@ QUIET = CoordinatorSettings(
 
 
 def changed(settings: CoordinatorSettings = QUIET, **changes: Any) -> CoordinatorSettings:  # noqa: ANN401 -- fields of all kinds
-    """Return settings with these fields changed, of the job or of its own mode."""
+    """Return a copy of the settings with new values for fields of the job or of its mode."""
     mode = {name: changes.pop(name) for name in Mode.__slots__ if name in changes}
     return replace(settings, mode=replace(settings.mode, **mode), **changes)
 
@@ -128,7 +128,7 @@ class Bench:
         return self.feed(events.SnapshotRestored(len(self.updates), self.digest))
 
     def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Report these snapshots as found in a source; `genesis` always has just the genesis."""
+        """Report these snapshots as found in a source. `genesis` always has version 0 alone."""
         self._updates_read = end = len(self.updates)
         found = (genesis(FIRST),) if source == "genesis" else snapshots
         return self.feed(events.SnapshotsFound(source, found, tuple(enumerate(self.updates)), end))

@@ -35,7 +35,7 @@ def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
 
 
 def read(topic: Iterable[AuditRecord | None], history: History | None = None) -> History:
-    """Feed a topic, or the rest that a reader has not seen."""
+    """Feed a history all records of a topic that it has not read yet, and return it."""
     history = History() if history is None else history
     for offset, record in enumerate(topic):
         if offset >= history.position:

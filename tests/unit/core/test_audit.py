@@ -1,4 +1,4 @@
-"""The audit of two topics: a sound history has no flaw, and every flaw is found."""
+"""The audit of a job's two topics finds every flaw, and none in a sound history."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def test_audit_of_sound_topics_has_no_flaw() -> None:
 
 
 def test_audit_accepts_update_with_or_without_its_skipped_records() -> None:
-    # Records as written now, as written before format 2, and with offsets that the claim lacks.
+    # The first update does not name the skipped records, as today. The second names them, as older
+    # programs did. The third has fewer samples than its claim.
     bad = (Skipped("s", 0, 3, "torn", (1,)),)
     control: list[Claim | None] = [BatchReady(A, (span(P, 0, 10),), 8, bad)]
     plain = Batch(0, A, (span(P, 0, 10),), 8)
@@ -115,9 +116,9 @@ def test_audit_accepts_update_with_or_without_its_skipped_records() -> None:
 
 
 def test_audit_counts_takeovers_and_updates_taken_back() -> None:
-    # offset  0     1        2        3        4            5        6
-    # record  Lead  J=1 {0}  J=2 {1}  Lead(0)  J=3 of 0     J=2 {2}  Lead(0)
-    #                        taken    base J=1 comes late   counts   too late
+    # offset  0     1        2           3         4           5        6
+    # record  Lead  J=1 {0}  J=2 {1}     Lead(0)   J=3 of 0    J=2 {2}  Lead(0)
+    #                        taken back  base J=1  comes late  counts   too late
     found = audit_of(
         claims(3),
         LEAD,
@@ -297,7 +298,7 @@ def test_deleted_untrained_records_count_as_expired() -> None:
     assert (audit.flaws, audit.expired) == ((), (span(P, 10, 20), Span(*P, 30, 37)))
     assert audit.expired_records == 10 + 8 + 7
     assert audit.settled == {P: 30, Q: 0}
-    # Records that retention deleted after the claim are in an update, or wait for one.
+    # Records deleted after they were claimed do not count: they are in an update, or wait for one.
     assert audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 25}).expired_records == 18
 
 
@@ -329,7 +330,7 @@ def of(generation: int, start: int, end: int) -> Span:
 
 
 def test_audit_reports_trained_records_that_the_log_lost() -> None:
-    # control  0 A 0:10   1 A 10:20   2 A 20:30   3 P opened at 15   4 A 15:25 of the next
+    # control  0 A 0:10   1 A 10:20   2 A 20:30   3 P opened at 15   4 A 15:25, generation 9
     #          J=1        J=1         expired                        J=2
     control: list[ControlRecord | None] = [
         ready(A, of(0, 0, 10)),
@@ -356,7 +357,8 @@ def test_audit_reports_trained_records_that_the_log_lost() -> None:
 
 
 def test_log_cut_below_start_of_job_is_audited_from_the_cut() -> None:
-    # log      ... 40: the job begins, at the end of that time   cut at 32   32:42 of the next
+    # The job begins at 40, the end of the log, and claims 40:50. Then the log is cut at 32. The
+    # next generation begins there, and its first claim is 32:42.
     control: list[ControlRecord | None] = [
         ready(A, of(0, 40, 50)),
         Opened(P, 0, 9, "id", 32, 2),

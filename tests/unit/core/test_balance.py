@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 GRADIENT_S = 0.05
-# Standard deviation over mean of a gradient's time; the deviation is exponential.
+# Standard deviation of a gradient's time, divided by its mean. The time is a constant plus an
+# exponential variable.
 JITTER = 0.2
 UPDATES = 100
 
@@ -35,8 +36,9 @@ class Fleet:
 
     Args:
         settings: Settings of the job.
-        mean_s: Mean time of a gradient, by worker.
-        extra_s: Extra times of a worker's first gradients, in reverse order.
+        mean_s: Mean time of a batch's gradient, by worker.
+        extra_s: Extra times of first gradients, by the worker's index. The last one of a list is
+            for the worker's first gradient.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Fleet:
         self.idle_s[worker] = max(self.idle_s[worker], self.bench.now - since)
 
     def _claim(self) -> None:
-        """Keep two groups of each worker's own batches waiting, in turn."""
+        """Let the workers claim in turn, until 16 batches of each of them wait."""
         for _ in range(16):
             for worker in self.workers:
                 if self._waiting[worker] < 16:
@@ -180,7 +182,7 @@ def test_temporarily_slow_worker_gets_its_own_batches_back(hiccups: int) -> None
 # --- one gradient, or one worker, that takes much longer ------------------------------------
 
 LONGEST_IDLE_S = 5.0
-# Allowed idle time in usual gradients of the worker, if that is longer than LONGEST_IDLE_S.
+# Allowed idle time, in mean gradient times of the worker, if that is longer than LONGEST_IDLE_S.
 LONGEST_IDLE = 3
 
 

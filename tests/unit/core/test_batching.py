@@ -177,8 +177,9 @@ def test_min_batch_has_no_effect_if_batch_size_is_one() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 10_000])
 def test_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> None:
-    # good      0                 1500           2000         first batch  [0:1501]
-    # bad         1 ........ 1499      1501 ....       2001   second batch [1501:2502], its 1001st
+    # A batch of one sample is not closed, however many bad records it has.
+    # first batch   [0:1501]      good: 0, 1500      bad: 1 to 1499
+    # second batch  [1501:2601]   good: 2000, 2600   bad: all others
     batcher, cuts = placed(5, min_batch=2), list[Cut]()
     good = {0, 1500, 2000}
     for start in range(0, 2600, chunk):

@@ -133,7 +133,7 @@ def poll_streams(bench: Bench, times: int) -> list[do.StepDown]:
 
 @pytest.mark.parametrize("operator", [False, True])
 def test_leader_whose_last_record_was_lost_steps_down(*, operator: bool) -> None:
-    # updates   0: Lead   1: J=1, lost before it was read   1: perhaps an operator's
+    # updates   0: Lead   1: J=1, lost before it was read   1: in one case, an operator's record
     bench = Bench()
     bench.lead()
     bench.see(A, B)
@@ -172,7 +172,7 @@ def test_leader_deposed_for_slowness_requests_a_longer_lease() -> None:
     for deposed in range(4):
         bench.lead()
         bench.feed(NOT_HELD)
-        # A standby is not a slow leader.
+        # This refusal reaches a standby. It does not count as another slow leadership.
         bench.feed(NOT_HELD)
         asked += of_kind(bench.tick(100.0 * (deposed + 1)), do.AskLease)
     assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
@@ -187,13 +187,14 @@ def test_candidate_whose_lead_does_not_come_back_retries() -> None:
         do.StepDown("this coordinator stood for election and was not elected in time")
     ]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
-    # The first Lead record was in the topic all along.
+    # The candidate's first Lead was in the topic all along, so the next one follows it.
     assert lead.record == Lead(0, GENESIS, "c1#2", 2)
     assert the(bench.read_updates(), do.Begin).epoch == 2
 
 
 def test_candidacy_times_out_from_delivery_of_its_lead() -> None:
-    # at   0: weights   50: in hand, Lead appended   100: delivered   161: not read, so in vain
+    # at   0: loads the weights   50: has them, and appends its Lead   100: the Lead is delivered
+    #      160.1: has not read the Lead back, and steps down
     bench = Bench()
     bench.feed(HELD)
     bench.find("hot")
@@ -452,7 +453,7 @@ def test_quarantine_survives_takeover_and_dead_letter_is_rewritten() -> None:
 def test_quarantine_survives_snapshot_taken_before_its_claim_was_replayed() -> None:
     # one     reads a0 b1, quarantines b1
     # two     begins at the genesis, reads a0 only, takes a snapshot
-    # three   begins with that, and replays b1: its history is younger than the quarantine
+    # three   begins with that snapshot, so it reads no record of the quarantine; replays b1
     one, other = two(replace(QUIET, hot_every_s=1.0))
     one.lead()
     one.see(A, B)
@@ -472,8 +473,8 @@ def test_quarantine_survives_snapshot_taken_before_its_claim_was_replayed() -> N
 
 
 def test_failure_counts_and_sample_count_survive_a_takeover() -> None:
-    # one   J=1 of a0 b1   b3 raises: 1 strike   snapshot
-    # two                                                   b3 raises: 2 > 1, poison
+    # one   J=1 of a0 b1   b3 raises: 1 failure   snapshot
+    # two                                                    b3 raises: 2 > 1 failures, poison
     one, other = two(replace(QUIET, hot_every_s=1.0, max_failures=1))
     one.lead()
     one.see(A, B)
@@ -514,7 +515,7 @@ def test_batch_put_back_once_is_awaited_by_the_successor() -> None:
 
 
 def test_snapshot_records_positions_of_its_topics() -> None:
-    # updates "u1"   0: Lead, of leader epoch 2    control "c1"   0: nothing, 1: nothing, of 5
+    # updates "u1"   0: Lead, leader epoch 2    control "c1"   0 and 1: garbage, leader epoch 5
     bench = Bench()
     bench.feed(HELD)
     for source in get_args(events.Source):
@@ -531,8 +532,9 @@ def test_snapshot_records_positions_of_its_topics() -> None:
 
 
 def test_lead_after_a_loss_is_above_epochs_known_only_from_a_snapshot() -> None:
-    # updates   nothing any more; the board has a snapshot of epoch 500; the clock says 70
-    # Two that stand so, the Lead of the first being lost, share an epoch by a chance of 1 in 4096.
+    # The updates topic is empty, Redis has a snapshot of epoch 500, and the clock says 70.
+    # If this Lead is lost, and another candidate appends one in the same situation, both have the
+    # same epoch with a probability of 1 in 4096.
     bench = Bench()
     bench.feed(events.WantedChanged("running", after_loss=1, from_start=True))
     ahead = Snapshot(500, ModelId(500, 3), 4, 0, FIRST)

@@ -1,6 +1,6 @@
 """Members that hold the weights, and their leader, connected directly.
 
-A member's weights are the batches that made them, which shows the input and result of each step.
+Here, a member's weights are a tuple of the batches that made them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ D = WorkerId("d")
 
 
 class Process:
-    """A member, with the numbers of its process."""
+    """A member's process, and what it received, computed and sent."""
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
@@ -74,7 +74,7 @@ class Process:
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
-        # Each command has the weights that the member held at that time.
+        # Commands to share weights, each with the weights that the member held at that time.
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Process:
 
 
 class Group:
-    """A leader and its members; messages arrive at once, except at dead ones."""
+    """A leader and its members. Messages arrive at once; dead members receive none."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Group:
         return [[members[rank].worker for rank in ranks] for ranks in owners or ()]
 
     def finish(self, *workers: WorkerId, digest: int = DIGEST) -> None:
-        """Complete the collective that all have entered, at these workers."""
+        """Complete, at these workers, the collective that all members have entered."""
         for worker in workers:
             process = self.of[worker]
             entered = process.entered
@@ -246,7 +246,7 @@ class Group:
 def begun(
     *workers: WorkerId, bench: Bench | None = None, hosts: dict[WorkerId, str] | None = None
 ) -> Group:
-    """A group that has entered its first update: a batch of each, or three in all."""
+    """Return a group that has entered its first update, of three batches claimed in turn."""
     group = Group(*workers, bench=bench, hosts=hosts)
     group.lead()
     group.bench.announce(*(workers * 3)[:3])
@@ -275,7 +275,7 @@ def test_group_update_counts_once_all_members_have_it_and_applies_when_read_back
 
 
 def of_two_builds(bench: Bench | None = None) -> Group:
-    """Return a group with another model at A."""
+    """Return a group whose member A has another model than B and C."""
     group = Group(A, B, C, bench=bench)
     group.of[A].digest = OTHER
     return group
@@ -312,7 +312,7 @@ def test_successor_uses_the_model_of_the_holder_of_the_newest_version() -> None:
 
 
 def test_successor_takes_the_model_digest_from_the_snapshot() -> None:
-    # No live worker has version 1; A alone is alive, and could not read what is in storage.
+    # Only A is alive. It has another model, so it could not use the job's weights in storage.
     group = of_two_builds(Bench(changed(GROUP, hot_every_s=0.1)))
     group.lead()
     group.bench.announce(A, B, C)
@@ -359,7 +359,7 @@ def test_attempt_ends_early_if_too_few_members_can_finish() -> None:
     group.kill(C)
     group.break_off(A, B)
     group.settle()
-    # C may be alive and have the update, like D.
+    # C may still be alive. Then C and D may have the update, so nothing is repeated yet.
     assert list(group.computed) == [0, 1, 2]
 
     group.see()
@@ -482,8 +482,8 @@ def test_leader_falls_back_to_a_held_version_and_retrains_the_rest() -> None:
 
 
 def test_fallback_does_not_take_back_updates_of_a_later_leader() -> None:
-    #  c1       1   no member holds it: back to 0 ... reads on     searches again
-    #  c2                Lead(1)   2                          leads
+    # c1   J=1   no member holds it: back to version 0   reads c2's records, and searches again
+    # c2                                     Lead(base J=1)   J=2
     group = begun(A, B)
     group.finish(A, B)
     group.read_back()
@@ -827,7 +827,7 @@ def test_updates_since_last_complete_backup_are_retrained_if_owners_die() -> Non
     stored = ModelId(group.bench.epoch, 1)
     group.bench.announce(A, B, C)
     group.settle()
-    group.deaf.add(B)  # and stores nothing
+    group.deaf.add(B)  # B stores nothing more
     group.finish(A, B, C)
     group.read_back()
     group.kill(B)
@@ -835,7 +835,7 @@ def test_updates_since_last_complete_backup_are_retrained_if_owners_die() -> Non
 
 
 def fallen_back() -> tuple[Group, ModelId]:
-    """Members whose leader has fallen back to version 1, the only one in storage."""
+    """Return members whose leader fell back to version 1, the only one in storage, and its id."""
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -851,7 +851,7 @@ def fallen_back() -> tuple[Group, ModelId]:
 
 
 def test_leader_that_falls_back_to_storage_knows_what_is_stored() -> None:
-    # version     1        2       | B dies: back to 1, which no snapshot lists as stored
+    # version     1        2       | A and B die: back to 1, which no snapshot lists as stored
     # stored      ██
     group, stored = fallen_back()
     group.bench.find("all")
@@ -867,8 +867,9 @@ def test_leader_that_falls_back_to_storage_knows_what_is_stored() -> None:
 
 
 def test_coordinator_that_falls_back_starts_with_the_stored_weights() -> None:
-    # version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
-    # stored      ██                 others are to hold the weights: a snapshot of 1 comes first
+    # version     1        2       | A and B die: back to 1, but the only snapshot is of version 0
+    # stored      ██                 The coordinator is to hold the weights. First, it publishes a
+    #                                snapshot of version 1.
     group, stored = fallen_back()
     bench = group.bench
     bench.feed(events.SettingsChanged(changed(sliced(), aggregation=None, revision=1)))
@@ -906,7 +907,7 @@ def test_leader_that_stalled_gives_up_no_member() -> None:
 
 
 def test_successor_falls_back_to_a_backup_older_than_its_snapshot() -> None:
-    #  version     1        2         | the next leader       | B dies
+    #  version     1        2         | the next leader       | A and B die
     #  stored      ██                 | begins at version 2   | back to 1, and not to 0
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
@@ -966,7 +967,7 @@ def update(group: Group, *workers: WorkerId) -> None:
 def test_backup_finishes_while_updates_continue() -> None:
     #  version      1      2      3
     #  A stored     ██               ██
-    #  B stored     ░░░░░░░░░░░░░░██ ██
+    #  B stored     ░░░░░░░░░░░░░░██ ██     (░: B has not finished storing)
     group = begun(A, B, C, bench=Bench(sliced()))
     group.deaf.add(B)
     group.finish(A, B, C)
@@ -978,14 +979,14 @@ def test_backup_finishes_while_updates_continue() -> None:
         group.bench.tick(group.bench.now + 0.9 * PATIENCE_S / 2)
         group.settle()
     assert checkpoints(group) == []
-    # B is not asked to store another checkpoint.
+    # Until B has stored its slice of version 1, the leader requests no other version.
     assert group.stores == [(A, group.of[A].replica.slices)]
 
     group.deaf.clear()
     process = group.of[B]
     group.carry_out(process, process.replica.stored(made, process.replica.slices))
     group.settle()
-    assert checkpoints(group) == [(1, [1]), (3, [1, 3])]  # and the one in force after it
+    assert checkpoints(group) == [(1, [1]), (3, [1, 3])]  # then the newest version
 
 
 def test_backup_is_abandoned_for_current_version_if_its_owner_dies() -> None:
@@ -1013,7 +1014,7 @@ def test_member_without_order_to_store_a_version_reports_it_and_another_is_store
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.bench.read_updates()
-    # B learns what is in force, but gets no order to store it.
+    # B learns that version 1 is in force, but gets no order to store it.
     for trigger in group.new_triggers():
         for process in group.of.values():
             orders = trigger.group
@@ -1114,7 +1115,8 @@ def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
 
 @pytest.mark.parametrize("field", ["copies", "stores", "hot", "offer"])
 def test_restarted_member_reports_if_its_predecessor_gets_an_order(field: str) -> None:
-    # The new process's first message is older than the last one that its predecessor received.
+    # The leader may drop the new process's first report, because the predecessor's last report was
+    # on a later trigger. So an order for the predecessor makes the new process report again.
     before, member = Member(A, 1), Member(A, 2)
     asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
     replica = WeightReplica(member, "127.0.0.1:2", numbers=10)
@@ -1147,8 +1149,9 @@ def test_report_from_before_an_update_is_not_used_for_it() -> None:
 
 
 def test_first_of_two_processes_of_one_name_is_believed_until_it_is_silent() -> None:
-    # life 1   █ █ █      its last word
-    # life 2     ▒ ▒ ▒            ▒ is silent for a lifetime: believed
+    # life 1   █ █ █
+    # life 2     ▒ ▒ ▒            ▒   ▓
+    # ▒ is not believed. ▓ is, because life 1 has not reported for a lifetime.
     reports, first, other = StateReports(), Member(A, 1), Member(A, 2)
     assert reports.believes(first, 0.0)
     for now in (1.0, 6.0, 20.0):
@@ -1177,7 +1180,8 @@ def test_process_after_an_observed_death_is_believed_at_once() -> None:
 
 @pytest.mark.parametrize("first", ["commit", "message"])
 def test_new_process_of_a_name_is_not_credited_with_earlier_updates(first: str) -> None:
-    # Seed 502091 of the simulated groups: the leader asked the dead process to store its version.
+    # Found by seed 502091 of the simulated groups: the leader asked A's dead process to store the
+    # version.
     reports, made = StateReports(), ModelId(3, 2)
 
     def commit() -> None:

@@ -47,7 +47,7 @@ def ordered(bench: Bench, since: int) -> list[int]:
 
 
 def test_leader_stores_newest_version_for_members_and_stands_again() -> None:
-    # J=1 of 0, 1   2, 3 in flight: put back   stored: a snapshot says so   Lead(base J=1), members
+    # J=1 of 0, 1   2, 3 in flight: put back   J=1 stored, in a snapshot   Lead(base J=1), members
     bench = led()
     bench.announce(A, B)
     said = bench.feed(events.SettingsChanged(MEMBERS))
@@ -80,7 +80,7 @@ def test_members_store_newest_version_and_coordinator_starts_with_it() -> None:
     group.finish(A, B)
     group.read_back()
     group.bench.announce(A, B, A)
-    # The batches are in the next update.
+    # Members have entered the next update, which has these batches.
     group.settle()
     group.bench.feed(events.SettingsChanged(BOARD))
     group.settle()
@@ -187,7 +187,8 @@ def test_update_of_members_before_a_board_lead_voids_it() -> None:
 
 
 def test_member_snapshot_is_not_used_if_the_coordinator_led_last() -> None:
-    # the one of epoch 0 is a stale copy: its leader stored J=1, and said so
+    # The members' snapshot is stale: it does not say that J=1 is stored, but the leader of epoch 0
+    # stored J=1, and c1 started from it.
     topic: Topic = [
         Lead(-1, GENESIS, "c0", 0, slices=0),
         update(0, 1, 0, 1),

@@ -1,6 +1,6 @@
 """Messages forged by someone who may write to Redis delay a group for at most ten seconds.
 
-Each case is one word. Besides it, a heartbeat in the sender's name stands for the whole test.
+Each case forges one message. The forger's name also has a heartbeat for the whole test.
 """
 
 from __future__ import annotations

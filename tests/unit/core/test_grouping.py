@@ -192,7 +192,7 @@ def test_slow_stream_gets_its_minimum_share_and_oldest_batch_is_always_in(
     grouper, offset, groups = Grouper(), 0, list[tuple[Batch, ...]]()
     late = f"s{streams}"
     for _ in range(30):
-        # One batch of the slow stream is behind each full queue.
+        # Once the queue is full of other batches, one batch of the slow stream arrives.
         while len(grouper) < 6 * group_size:
             busy = f"s{choose(range(streams))}"
             grouper.add(of_streams(offset, choose([A, B, C]), **{busy: 10}))
@@ -210,7 +210,7 @@ def test_slow_stream_gets_its_minimum_share_and_oldest_batch_is_always_in(
 
 
 def naive(waiting: Sequence[Batch], ranks: Counter[WorkerId], stream: str | None) -> Batch:
-    """Return the oldest batch of a stream among those of the workers with the fewest."""
+    """Return the oldest batch, of one stream or of all, of the workers with the lowest rank."""
     least = min(ranks[each.worker] for each in waiting)
     here = [each for each in waiting if ranks[each.worker] == least]
     return min(

@@ -44,7 +44,7 @@ def test_takeover_takes_back_updates_above_its_base() -> None:
 
 
 def test_exact_lead_counts_only_for_the_newest_update() -> None:
-    # The update of epoch 0 came between c2's poll and its Lead, so members hold version 2.
+    # Update J=2 of epoch 0 arrived between c2's poll and c2's Lead, so members hold version 2.
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -59,7 +59,7 @@ def test_exact_lead_counts_only_for_the_newest_update() -> None:
 
 
 def test_exact_lead_counts_for_reader_that_starts_later() -> None:
-    # Lead 40 of an epoch that made no update; its base is of an earlier one.
+    # Epoch 40 made no update, so the base of the next Lead is of an earlier epoch.
     trail = PartialHistory(start=7)
     assert trail.feed(7, Lead(40, ModelId(20, 5), "c9", 60, exact=True))
     assert (trail.epoch, trail.head) == (60, ModelId(20, 5))
@@ -177,8 +177,8 @@ def test_records_behind_a_lost_record_of_a_leader_do_not_count() -> None:
 
 
 def test_only_lead_with_new_loss_request_accepts_earlier_losses() -> None:
-    # epoch          70   80       90   100
-    # wishes so far  0    1: new   1    2: new
+    # epoch               70   80       90   100
+    # resumed after loss  0    1: new   1    2: new
     after_losses = {70: 0, 80: 1, 90: 1, 100: 2}
     history, judged = History(), list[int]()
     for offset, (epoch, after_loss) in enumerate(after_losses.items()):
@@ -306,7 +306,7 @@ OPERATORS = (Requeued, Replayed)
 
 
 def effective(topic: Topic) -> tuple[int, list[ModelId]]:
-    """Fold by the definition: judge each record by all records before it."""
+    """Return epoch and path by the definition: each record is judged by all records before it."""
     in_force, path = -1, [GENESIS]
     for record in topic:
         match record:

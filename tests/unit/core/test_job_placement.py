@@ -135,9 +135,9 @@ def test_worker_that_came_recently_stays_while_there_is_work() -> None:
 
 
 def test_job_with_silent_leader_neither_gives_nor_gets_workers() -> None:
-    #              a: 4 workers   b: none
-    # a is stale   stay           needs 8, gets none
-    # b is stale   stay           may need some
+    # four workers are at `other`
+    # `other` is stale   they stay, although `huge` needs them
+    # `huge` is stale    they stay, because nobody knows what `huge` needs
     other = job("other", 50_000)
 
     assert not plan(view([HUGE, other], four("other"), "other"))
@@ -211,7 +211,7 @@ def test_job_without_known_speed_uses_the_mean_of_others() -> None:
 
     moves = plan(view([new, fast], four("")))
 
-    # Need gives each job one worker; the others wait warm.
+    # Each job needs one worker. Of the two that are left, one waits at each job.
     assert sorted(moves.values()).count("new") == 2
 
 
@@ -256,7 +256,7 @@ views = st.builds(
     placements.map(tuple),
     st.frozensets(st.sampled_from(NAMES), max_size=2),
 )
-# Workers that may all leave and serve every job, in a world that is fully known.
+# Workers that may all leave their jobs and can serve every job.
 free = st.lists(st.sampled_from(NAMES), max_size=9).map(
     lambda at: tuple(worker(number, each) for number, each in enumerate(at))
 )
@@ -357,7 +357,7 @@ def test_worker_announces_its_move_then_checks_again_and_moves() -> None:
 
 
 def test_only_first_of_too_many_movers_moves() -> None:
-    # needs 2; w0 is there, three have said in the same moment that they go
+    # `two` needs two workers. w0 is there, and three others announced their move at the same time.
     need_two = job("two", 12_000)
     going = [worker(number, "drained", goes="two") for number in (1, 2, 3)]
     seen = view([need_two, DRAINED], [worker(0, "two"), *going])
@@ -400,9 +400,9 @@ def test_pinned_worker_never_moves(seen: PlacementView, name: str) -> None:
 
 
 def test_record_unchanged_for_five_seconds_is_stale() -> None:
-    # time     0    4    5    9
-    # a        1         2         fresh, fresh, fresh
-    # w0       1                   there, there, gone
+    # time           0    4    5     10
+    # number of a    1    1    2     2: stale
+    # number of w0   1    1    1: gone
     sightings = Sightings()
     first: list[JobDemand | WorkerPlacement] = [job("a", number=1), worker(0, "a", number=1)]
     second: list[JobDemand | WorkerPlacement] = [job("a", number=2), worker(0, "a", number=1)]
@@ -415,9 +415,9 @@ def test_record_unchanged_for_five_seconds_is_stale() -> None:
 
 
 def test_empty_redis_moves_no_worker_and_keeps_known_jobs() -> None:
-    # time     0      1        2         6        60
-    # records  a w0   none     w0        w0       w0
-    # view     a w0   nothing  a, w0     a stale  no a
+    # time     0      1        2      6          60
+    # records  a w0   none     w0     none       none
+    # view     a w0   nothing  a w0   a, stale   no a
     sightings = Sightings()
     sightings.see([job("a"), worker(0, "a")], 0.0)
 

@@ -239,7 +239,7 @@ def test_overdue_orders_are_reassigned_with_the_model() -> None:
 
 
 def test_trigger_moves_to_new_stream_if_orders_stay_unanswered() -> None:
-    # The worker may wait behind a forged trigger that Redis has since lost.
+    # The worker may have read a forged trigger with a higher id, which Redis has lost since.
     bench = leading(QUIET, A)
     bench.announce(A, A)
     moved, now = list[bool](), 0.0
@@ -293,7 +293,7 @@ def test_on_missing_proceed_puts_a_batch_back_once_and_then_awaits_it() -> None:
 
 
 def test_unfinished_batches_of_leaving_worker_are_reassigned_at_once() -> None:
-    # a has 0 and 2 in two orders, says that it finishes 0, and leaves
+    # a has an order for 0 and 2. It leaves, and finishes neither.
     bench = leading(changed(group_size=3), A, B)
     bench.announce(A, B, A)
     first, second = bench.orders
@@ -343,7 +343,8 @@ def test_emptied_board_gets_model_and_snapshot_again() -> None:
 def test_orders_that_the_board_lost_are_posted_again_at_once(
     event: events.CoordinatorEvent,
 ) -> None:
-    # asked at 0, and in vain again at 0.5, 1.25, 2.4 and 4.1: the next time would be at 6.6
+    # The orders are posted at 0 and, because no answer comes, again at 0.5, 1.25, 2.4 and 4.1. The
+    # next time would be 6.6.
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     while bench.now < 5.0:
@@ -351,7 +352,7 @@ def test_orders_that_the_board_lost_are_posted_again_at_once(
     said = bench.feed(event)
     assert asked(said) == {A: [0], B: [1]}
     model, trigger = of_kind(said, do.PublishModel), of_kind(said, do.PostTrigger)
-    # The trigger was lost, too.
+    # Model and trigger are lost, so both are posted again, the model first.
     assert said.index(model[0]) < said.index(trigger[0])
     assert the(bench.compute(), do.Apply).update.version == 1
 

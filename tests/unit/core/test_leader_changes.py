@@ -97,7 +97,7 @@ def test_update_uses_learning_rate_of_its_revision() -> None:
 
 
 def test_new_leader_uses_learning_rate_of_the_revision_it_knows() -> None:
-    # c1 dies between the change and the next update; c2 has heard of it, c3 hears later
+    # c1 dies between the change and the next update. c2 knows of the change; c3 learns of it later.
     one = leading(changed(learning_rate=0.5))
     change(one, changed(learning_rate=0.25, revision=1))
     two = Bench(changed(learning_rate=0.5), updates=one.updates, control=one.control)

@@ -41,8 +41,8 @@ def fail(
 
 
 def test_batch_above_its_limit_of_failures_is_quarantined_and_the_group_filled_up() -> None:
-    # b1      raises     asked again   raises: poison
-    # strikes 1          alone         2 > 1             c2 comes in: J=1 of a0 c2
+    # b1       raises     asked again   raises: poison
+    # failures 1          alone         2 > 1             c2 takes its place: J=1 of a0 c2
     bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B, C)
     a, b = bench.orders
@@ -184,7 +184,7 @@ def test_poison_of_a_tenth_of_the_batches_never_holds_the_job() -> None:
 def test_batches_that_kill_their_workers_count_as_poison() -> None:
     bench = leading(changed(max_failures=0, group_size=2, poison_in_a_row=2))
     bench.announce(A, B)
-    # A and B died, each alone of its own batch.
+    # A and B died, each with an order for one batch only.
     bench.see(C)
 
     assert the(bench.said, do.Hold).reason.startswith(
@@ -391,7 +391,7 @@ def test_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None:
     bench.compute()
     said = bench.feed(events.WantedChanged("stopped"))
     assert said == (do.DiscardSum(2), do.CopyWeights())
-    # The commands have a leader status, but no round.
+    # The only command writes a leader status; no round begins.
     assert bench.announce(A, B)[1:] == ()
     published, finish, release = bench.read_updates()
     assert isinstance(published, do.PublishSnapshot)
@@ -439,7 +439,7 @@ def test_ending_job_wakes_only_for_its_leader_status() -> None:
     bench = leading(replace(QUIET, stop_at=1.0))
     bench.announce(A, B)
     bench.compute()
-    # The checkpoint waits until its audit is read back.
+    # The checkpoint waits until the update's record is read back.
     bench.tick(2.0)
     assert not bench.machine.finished
     assert bench.machine.due() > 2.0

@@ -71,7 +71,7 @@ def applied(commands: Iterable[CoordinatorCommand]) -> list[tuple[int, list[int]
 
 
 def test_another_round_starts_for_an_idle_worker() -> None:
-    # K=2, s=1      a0 b1: round 1    a2 b3 wait      a is done with 0: round 2, and b is not
+    # K=2, s=1      a0 b1: round 1    a2 b3 wait      a is done with 0, b is not with 1: round 2
     bench = leading(STALE)
     bench.announce(A, B)
     assert of_kind(bench.announce(A, B), do.PostTrigger) == []
@@ -84,7 +84,7 @@ def test_no_further_round_starts_if_its_batches_are_for_busy_workers() -> None:
     bench.announce(A, B)
     send(bench, A, 0)
     assert of_kind(bench.announce(B, B), do.PostTrigger) == []
-    assert asked(bench.announce(A)) == {B: [2], A: [4]}  # the oldest goes into each
+    assert asked(bench.announce(A)) == {B: [2], A: [4]}  # 2 is the oldest batch
 
 
 def test_only_one_round_is_in_flight_with_staleness_0() -> None:
@@ -94,7 +94,7 @@ def test_only_one_round_is_in_flight_with_staleness_0() -> None:
 
 
 def test_leader_awaits_all_gradients_of_a_round_once_the_next_has_its_batches() -> None:
-    # K=2        a0 b1: round 1        a2        b3: round 2 is here        0, 1: round 2 begins
+    # K=2     a0 b1: round 1     a2     b3: round 2 has its batches     gradients 0, 1: it begins
     bench = leading(changed(STALE, staleness=0))
     leader = bench.machine.leader
     assert leader is not None
@@ -131,7 +131,7 @@ def test_leader_awaits_nothing_while_a_batch_is_unassigned_or_late() -> None:
 
 
 def test_round_may_overtake_one_other_that_has_time_left() -> None:
-    # s=1       round 1: a0 b1     round 2: a2 c3     of 2 all is there: J=1; then 1 must come first
+    # s=1       round 1: a0 b1     round 2: a2 c3, complete: J=1     round 1 must be J=2
     bench = leading(replace(STALE, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     assert applied(send(bench, A, 0)) == []
@@ -139,7 +139,7 @@ def test_round_may_overtake_one_other_that_has_time_left() -> None:
     assert applied(send(bench, A, 2, version=0)) == [(1, [2, 3])]
     bench.announce(A, C)
     assert applied(send(bench, A, 4)) == []
-    # b1 is of version 0, which would be too old after J=1.
+    # Round 3 is complete, but waits: b1 is computed at version 0, so it would be too old for J=3.
     assert applied(send(bench, C, 5)) == []
     said = send(bench, B, 1, version=0)
     assert applied(said) == [(2, [0, 1]), (3, [4, 5])]
@@ -147,7 +147,7 @@ def test_round_may_overtake_one_other_that_has_time_left() -> None:
 
 
 def test_late_gradient_delays_no_round_and_expires_when_too_old() -> None:
-    # K=1, s=1   round 1: b0, late at 0.5, asked of a at version 1    rounds 2 to 4: a1 a2 a3
+    # K=1, s=1   round 1: b0, late at 0.5, so a gets it at version 1    rounds 2 to 4: a1 a2 a3
     bench = leading(changed(STALE, group_size=1, bound=8), A, B)
     bench.announce(B, A, A, A)
     send(bench, A, 1)
@@ -187,7 +187,8 @@ def test_waiting_batches_of_every_round_are_unsettled() -> None:
 
 
 def test_change_takes_effect_after_the_next_update_despite_rounds_in_flight() -> None:
-    # K=2, rate 1    round 1: a0 b1    round 2: a2 b3    K=1, rate 0.5    J=1, J=2 of 2    J=3 of 1
+    # K=2, rate 1   round 1: a0 b1   round 2: a2 b3   change: K=1, rate 0.5
+    # J=1 and J=2 have two batches and rate 1, J=3 and J=4 one and rate 0.5.
     bench = leading(changed(STALE, learning_rate=1.0, bound=8))
     bench.announce(A, B, A, B)
     send(bench, A, 0)
@@ -284,7 +285,7 @@ def test_completely_quarantined_round_ends_and_the_next_starts() -> None:
 
 
 def test_batch_put_back_does_not_rejoin_its_round() -> None:
-    # proceed: b1 is late, J=1 of a0 alone, which may not be applied before round 2 is; b1 waits
+    # b1 is late, so J=1 is made of a0 alone. b1 waits, and is in the next round.
     bench = leading(replace(STALE, on_missing="proceed"))
     bench.announce(A, B)
     send(bench, A, 0)
@@ -295,7 +296,8 @@ def test_batch_put_back_does_not_rejoin_its_round() -> None:
 
 
 def test_incomplete_round_of_an_earlier_k_is_abandoned() -> None:
-    # s=1, K=3: round 1 lacks b1, round 2 is applied and K=1 taken over: a0 goes into a round of one
+    # K=3: a0 and c2 are counted when b1 expires. K is 1 by then, so the round is put back, and each
+    # of its batches gets a round of its own.
     bench = leading(changed(STALE, group_size=3, bound=9), A, B, C)
     bench.announce(A, B, C)
     bench.feed(events.SettingsChanged(changed(STALE, group_size=1, revision=1)))
@@ -393,7 +395,7 @@ def test_finite_gradient_in_between_rules_out_divergence() -> None:
 
 
 def test_failure_counts_for_its_own_order_and_not_a_later_one() -> None:
-    # b fails on 1 at version 0; the same message comes again when it has 1 in hand at version 1
+    # b fails on 1 at version 0. The same message arrives again after 1 was ordered at version 1.
     bench = leading(replace(STALE, max_failures=0, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     send(bench, A, 0)

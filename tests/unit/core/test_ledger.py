@@ -171,13 +171,14 @@ def decide(ledger: Ledger, *records: Claim | Opened) -> list[bool]:
 def known(
     partition: Partition, start: int, end: int, *epochs: int, generation: int = 0
 ) -> BatchReady:
-    """Return a claim with the leader epochs before it and of its last record."""
+    """Return a claim. epochs: leader epochs of the record before it and of its last record."""
     before, epoch = epochs
     return ready(A, Span(*partition, start, end, generation, before, end, epoch))
 
 
 def test_added_partition_is_opened_once_and_claimed_from_its_beginning() -> None:
-    # record   claim of it  opened  again   another leader's  claim of 0  claim of 7
+    # record    claim  opened 7  opened 7  opened 8  claim of generation 0  claim of generation 7
+    # decided   no     yes       no        no        no                     yes
     ledger = Ledger(FIRST)
     own = Span(*R, 0, 10, generation=7, known=10)
     another = Opened(R, None, 8, "id", 0, -1)
@@ -209,11 +210,11 @@ def test_claims_of_earlier_generations_are_refused_after_an_opening() -> None:
 
 def test_claim_must_follow_leader_epoch_of_the_previous_claim() -> None:
     # The log lost 7 and 8, and has new ones. A's old [7:8) counts; B, who read the new 7 and 8,
-    # has its [7:8) refused, and its [8:9) must not slip in: today's 7 would never be trained.
+    # has its [7:8) refused. Its [8:9) must be refused, too, or the new 7 would never be trained.
     ledger = Ledger({P: 7})
     old, new = known(P, 7, 8, 0, 0), known(P, 7, 8, 0, 1)
     assert decide(ledger, old, new, known(P, 8, 9, 1, 1)) == [True, False, False]
-    # An unknown leader epoch is not checked.
+    # A claim with unknown leader epochs is accepted without that check.
     assert decide(ledger, ready(A, span(P, 8, 9))) == [True]
 
 

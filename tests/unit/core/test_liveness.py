@@ -115,7 +115,7 @@ def test_leaving_message_removes_worker_until_its_next_heartbeat() -> None:
     liveness.leave(A)
     liveness.leave(C)  # unknown worker
     assert liveness.live == {B}
-    # The farewell is from its previous life.
+    # A's leaving message was that of an earlier process of this name.
     liveness.observe(alive(A, B), now=1.0)
     assert liveness.live == {A, B}
 
@@ -176,6 +176,6 @@ def test_model_of_first_expected_holder_is_chosen() -> None:
     liveness.expect(C)  # no heartbeat yet
     liveness.expect(A)
     assert liveness.live == {A}
-    # Another process has started under that name.
+    # The model is already chosen, so a later holder changes nothing.
     liveness.expect(B)
     assert liveness.live == {A}

@@ -50,7 +50,7 @@ def leading(settings: CoordinatorSettings = QUIET) -> Bench:
 
 
 def expired(commands: Iterable[CoordinatorCommand]) -> list[int]:
-    """Return the offsets of batches quarantined as expired, and check that no others are."""
+    """Return the offsets of all quarantined batches, and check that each of them expired."""
     records = [command.record for command in of_kind(commands, do.AppendAudit)]
     assert all(isinstance(record, Quarantined) and record.expired for record in records)
     return [record.batch.offset for record in records if isinstance(record, Quarantined)]
@@ -125,7 +125,7 @@ def test_resume_request_covers_only_the_first_finding() -> None:
 
 
 def test_leader_that_has_not_read_all_claims_compares_no_stream() -> None:
-    # control    0 claim   1 opened: the look was before it was read
+    # control    0: claim   1: opened, which the leader has not read at the first poll
     bench = leading()
     opened = Opened(P, 0, NEW, "id", 15, 2)
     assert bench.feed(seen(CUT, control_end=2)) == ()

@@ -53,7 +53,7 @@ def test_order_may_request_the_squared_gradient() -> None:
 
 def test_repeated_or_late_trigger_is_ignored() -> None:
     # ids     0-1   0-3   0-2   0-3
-    # heard   0-1   0-3   -     -
+    # taken   0-1   0-3   -     -
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
     orders.receive([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
@@ -70,8 +70,8 @@ def test_trigger_of_deposed_leader_is_ignored() -> None:
 
 
 def test_layout_changes_only_by_a_leader_whose_status_was_seen() -> None:
-    # heard   7-1 of owners │ forged 2^60-1 │ 8-1 of members │ 9-1 of owners
-    # status  7             │               │ 8              │
+    # trigger  7-1, 32 slices │ forged, epoch 2^60 │ 8-1, no slices │ 9-1, 32 slices
+    # variable own            │ forged             │ whole          │ successor
     def of(epoch: int, slices: int) -> UpdateTrigger:
         orders_of = GroupOrders(GENESIS, Membership(1), slices=slices)
         return replace(trigger(epoch, 1, 5), group=orders_of)
@@ -81,15 +81,15 @@ def test_layout_changes_only_by_a_leader_whose_status_was_seen() -> None:
     orders.listen(TriggerStream("", 7))
     assert orders.believed([own, forged], 32) == [own]
     assert orders.believed([own, whole], 32) == [own]
-    # The successor's trigger undoes the hand-over.
+    # The last trigger has the present layout again, so none needs confirmation.
     assert orders.believed([own, whole, successor], 32) == [own, whole, successor]
     orders.listen(TriggerStream("", 8))
     assert orders.believed([whole, forged], 32) == [whole]
     assert orders.believed([forged], 32) == []
     orders.listen(TriggerStream("", 9))
-    # Its leader was superseded, so the hand-over may be ignored.
+    # The leader in force is another one, so its predecessor's change of layout is not believed.
     assert orders.believed([whole], 32) == []
-    # The trigger keeps the present layout.
+    # The worker has no slices already, so the trigger changes nothing and is believed.
     assert orders.believed([whole], 0) == [whole]
 
 
@@ -107,8 +107,8 @@ def test_another_trigger_stream_restarts_ids_and_drops_old_orders() -> None:
 
 
 def test_leader_of_a_lower_epoch_is_followed_if_the_one_before_was_lost() -> None:
-    # status   of   9            3: Kafka lost the Lead of 9, and Redis all triggers
-    # triggers      9-1   9-2    3-1
+    # status     9              3: Kafka lost the Lead of 9, and Redis all triggers
+    # triggers     9-1   9-2      3-1
     orders = Assignments(A)
     orders.listen(TriggerStream("", 9))
     orders.receive([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
@@ -221,7 +221,7 @@ def test_answered_order_may_be_queued_again() -> None:
 
 def test_leaving_worker_reports_what_it_still_finishes_and_starts_nothing() -> None:
     orders = Assignments(A)
-    assert orders.leave() is None  # no leader so far
+    assert orders.leave() is None  # there was no leader yet
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()

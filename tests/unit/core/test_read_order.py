@@ -21,7 +21,7 @@ def order(pieces: list[PartitionRecords]) -> list[Partition]:
 
 
 def test_backlogs_are_read_in_turns_weighted_by_lag() -> None:
-    # 9,000 and 3,000 records behind: about three runs of the one to each of the other.
+    # A is 9,000 records behind and B 3,000: about three runs of A for each run of B.
     here = {A: 9_000, B: 3_000}
     given_out = order(RunsInTurn().plan(here, here, 12_000, 32))
     for start in range(0, 9_000, 1_000):
@@ -97,8 +97,8 @@ def test_planned_runs_fit_the_room_and_use_available_records(
     room=st.integers(100, 2_000),
 )
 def test_no_partition_with_records_waits_long(weights: list[int], run: int, room: int) -> None:
-    # Each gets at least a fifth of an even share: one turn in 5 n, and at most the four that it may
-    # be owed on top.
+    # Each of the n partitions gets at least a fifth of an even share, so one turn in 5 n. Each of
+    # the others may be owed up to four turns, which it takes first.
     places = [Partition("s", index) for index in range(len(weights))]
     turns, lags = RunsInTurn(), dict(zip(places, weights, strict=True))
     seen, records = set[Partition](), 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LAX = replace(QUIET, max_failures=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1", 0)
-# Batches 0 and 1 are claims on P with 20 records; batch 1 is poison.
+# Batches 0 and 1 are the claims on the first 20 records of P. Batch 1 is poison.
 POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
 REQUEUED = Requeued(batch(1, B), "ada", 1.0)
 REPLAYED = Replayed(batch(1, B), "ada", 1.0)
@@ -41,6 +41,7 @@ CLAIMS = [ready(A, span(P, 0, 10)), ready(B, span(P, 10, 20))]
 BEHIND = Snapshot(
     0, GENESIS, 2, 2, FIRST | {P: 20}, waiting=(batch(0, A),), poison=(batch(1, B),), number=1
 )
+# Published by the same leader before the quarantine.
 AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), poison=(), number=0)
 
 
@@ -53,7 +54,7 @@ def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
 
 
 def updating() -> Bench:
-    """Return a leader whose third batch completed the group; update and snapshot are unread."""
+    """Return a leader whose third batch completed a group. It has not read its records back yet."""
     bench = quarantining(replace(LAX, hot_every_updates=1))
     bench.announce(C)
     replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))
@@ -222,11 +223,12 @@ def test_quarantine_of_a_lost_claim_is_forgotten() -> None:
     snapshot = with_(
         BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
     )
+    # C's claim is refused, because it leaves a gap. Then the lost claim arrives again.
     control: list[ControlRecord | None] = [
         CLAIMS[0],
         ready(C, span(P, 11, 21)),
         CLAIMS[1],
-    ]  # void; the lost one comes again
+    ]
     bench = Bench(LAX, updates=[FIRST_LEAD, POISON], control=control, name="c2")
     bench.lead(snapshot)
     bench.read_control()

@@ -156,7 +156,8 @@ def test_recalled_orders_are_assigned_as_if_for_the_first_time() -> None:
     assert asked(one.orders(10.0, {A, B})) == {A: [0]}
     assert one.rounds.assigner.due() == 10.0 + FLOOR_S
     assert not one.round.asked_again
-    assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one of them arrived
+    # B answers an order from before the recall.
+    assert one.count(gradient(B, MODEL, [batch(0)])) == ""
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=80), st.integers(1, 50), st.integers(0, 10_000))
@@ -352,8 +353,8 @@ def test_counted_batches_of_a_lost_member_are_reassigned() -> None:
 
 
 def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
-    # asked    A: 0 1   (died)   A: 0   (raised)   A: 0   (died)
-    # strikes       0 0               1                 2 > 1: poison
+    # asked     A: 0 1   (died)   A: 0   (raised)   B: 0   (died)
+    # failures       0 0               1                 2 > 1: poison
     suspects = Suspects(LIMIT)
     one = _One(batch(0), batch(1), suspects=suspects)
     assert asked(one.orders(0.0, {A})) == {A: [0, 1]}
@@ -384,9 +385,9 @@ def test_leaving_or_unreadable_data_blames_no_batch() -> None:
 
 
 def test_death_after_the_deadline_counts_as_failure_of_the_batch() -> None:
-    # deadlines are shorter than the time after which a death is noticed:
-    # asked    A: 0   (overdue)   B: 0   (A has died)   (B answers)
-    # strikes                                0 1            acquitted
+    # The deadline of A's order passes before the leader notices A's death.
+    # asked     A: 0   (overdue)   B: 0   (A has died)   (B answers)
+    # failures                              1              none
     suspects = Suspects(LIMIT)
     one = _One(batch(0), suspects=suspects)
     one.orders(0.0, {A, B})
@@ -475,7 +476,7 @@ def test_message_counts_in_the_one_round_of_all_its_batches() -> None:
 
 
 def test_oldest_counted_weights_are_the_base_of_the_update() -> None:
-    # version 7, s=2: a gradient of 5 must be applied at once, so that one of 4 is too old
+    # Version 7, s=2: a gradient of version 5 must be applied at once; one of version 4 is too old.
     several = _Several(2)
     round_ = several.begin(batch(0), batch(1))
     reason = several.rounds.count(gradient(A, ModelId(3, 4), [batch(0)]), 7)[1]

@@ -79,7 +79,7 @@ def test_missing_class_omits_measures_that_need_it() -> None:
 
 
 def test_score_window_covers_the_last_minute() -> None:
-    # counts come at 0 s, every 5 s: of the last 12 slots each is there once
+    # A count arrives every 5 s from 0 s on, so each of the last 12 slots has exactly one.
     window, one = ScoreWindow(), counted(np.array([1.0], np.float32), np.array([1]))
     for step in range(40):
         window.add(one, step * WINDOW_S / SLOTS)

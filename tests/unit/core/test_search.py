@@ -70,7 +70,7 @@ def test_hot_snapshot_of_current_leader_is_used_without_reading_storage() -> Non
 
 def test_current_leader_without_snapshot_has_a_lease_lifetime_to_return() -> None:
     # at     0.0                    0.5                       1.0
-    # board  empty: wait            empty: still waiting      empty: it is dead, look everywhere
+    # Redis  empty: wait            empty: still waiting      empty: leader is dead, search storage
     search = SnapshotSearch(TTL_S)
     for now in (0.0, 0.5):
         search.begin()
@@ -292,8 +292,8 @@ def test_snapshot_better_than_the_named_checkpoint_is_enough() -> None:
 
 
 def test_stale_hot_snapshot_below_the_named_checkpoint_is_not_used() -> None:
-    # board    a replica came to serve that has a snapshot of version 1 only
-    # history  names 0-2; version 3 is the newest
+    # Redis     failed over to a stale replica, which has only a snapshot of version 1
+    # history   names checkpoint 0-2; version 3 is the newest
     search = SnapshotSearch(TTL_S)
     search.begin()
 
@@ -417,7 +417,7 @@ def test_topic_ids_of_snapshot_are_kept_if_kafka_has_none() -> None:
 
 
 def test_genesis_is_valid_although_the_base_of_a_lead_was_lost() -> None:
-    # updates   0: Lead   lost: J=1 J=2   1: Lead of 70, on its way when that was, base J=2
+    # updates   0: Lead   1: J=1   2: J=2, both lost   1: Lead 70, base J=2, in flight at the loss
     topic: Topic = [LED[0], Lead(0, ModelId(0, 2), "c2", 70)]
     search = SnapshotSearch(TTL_S)
     search.begin()

@@ -1,4 +1,4 @@
-"""Snapshots are taken when due, and none is visible before its audit was read back."""
+"""Snapshots are taken when due, and published after the leader's records were read back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Audit(SnapshotSchedule):
 
 
 def at(version: int, control_position: int = 0) -> Snapshot:
-    """Return the leader's copy at this point; its position in the audit is still unknown."""
+    """Return the leader's copy at this point. Its position in the updates topic is unknown."""
     made = ModelId(EPOCH, version)
     return with_(genesis(FIRST), made=made, updates_position=-1, control_position=control_position)
 
@@ -64,12 +64,12 @@ def update(version: int) -> UpdateApplied:
     return UpdateApplied(EPOCH, version, (batch(version),), SAMPLES, loss=2.0)
 
 
-# --- not before its audit was read back ------------------------------------------------------
+# --- not before the leader's records were read back ------------------------------------------
 
 
 def test_snapshot_waits_until_its_audit_was_read_back() -> None:
-    # updates   4: Lead   5: J=1   6: other's   7: J=2   8: J=3
-    # copied                              ^ after J=2, so published at 7 + 1
+    # updates   4: Lead   5: J=1   6: another process   7: J=2   8: J=3
+    # The copy is of J=2, so its position is 7 + 1.
     audit = Audit()
     audit.append(update(1))
     audit.append(update(2))

@@ -29,7 +29,7 @@ def after(history: History) -> Snapshot:
 def chosen_of(
     snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
 ) -> tuple[Snapshot, History]:
-    """Return the chosen snapshot, if there is one."""
+    """Return the chosen snapshot and the history; fail if there is none."""
     choice = choose(snapshots, updates)
     assert choice is not None
     return choice
@@ -109,7 +109,7 @@ def test_chosen_snapshot_is_the_best_in_the_history(found: Found) -> None:
 
 def test_snapshot_is_rolled_forward_over_later_updates() -> None:
     # offset   0         1           2               3                   4           5
-    # record   Lead(-1)  J=1: 0, 1   J=2: 3, 9       Lead(0), its base   J=3: 4      J=3 of 0: 5
+    # record   Lead(-1)  J=1: 0, 1   J=2: 3, 9       Lead(0), base J=2   J=3: 4      J=3 of 0: 5
     # snapshot J=1, control position 8, batches 3 to 5 wait                           void
     topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1, 0, 1), update(0, 2, 3, 9)]
     topic += [Lead(0, ModelId(0, 2), "c2", 3, exact=True), update(3, 3, 4), update(0, 3, 5)]

@@ -45,7 +45,7 @@ def lives(members: tuple[Member, ...]) -> list[int]:
         (2, 31, None, 3),
         (0, 3, None, 3),
         (3, 0, None, 1),
-        # A job leaves a stage only a fifth beyond the stage's end.
+        # A job leaves a stage only when the ratio is a fifth beyond the stage's limit.
         (5, 6, 1, 1),
         (5, 7, 1, 2),
         (9, 8, 2, 2),

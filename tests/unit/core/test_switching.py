@@ -104,7 +104,7 @@ def test_removed_rule_ends_at_once() -> None:
 
 
 def test_successor_continues_in_the_mode_of_the_last_update() -> None:
-    # It does not know yet how busy the workers are, nor their number.
+    # A successor does not know yet how many workers there are, nor how busy they are.
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
@@ -196,8 +196,9 @@ def test_incomplete_round_is_abandoned_when_its_rule_ends() -> None:
 
 
 def test_update_limits_count_in_units_of_the_k_of_the_job() -> None:
-    # K=1 of 2 by a rule: J    1    2    3    4
-    # counts as                0.5  1    1.5  2: the end; a hot snapshot at 1 and 2
+    # By a rule, K is 1 instead of 2. Hot snapshots are at progress 1 and 2. The job ends at 2.
+    # J          1    2    3    4
+    # progress   0.5  1    1.5  2
     bench = leading(replace(BY_FLEET, stop_updates=2, hot_every_updates=1), A, B)
     bench.announce(A, A, A, A, A, A)
     while not bench.machine.finished:
@@ -210,8 +211,10 @@ def test_update_limits_count_in_units_of_the_k_of_the_job() -> None:
 
 
 def test_schedule_counts_in_units_of_the_k_of_the_job_across_a_takeover() -> None:
-    # K=1 of 2 by a rule: J   1    2    3   │ a successor, from J=2, begins before it sees workers
-    # counts before as        0    0.5  1   │ 1: K=2, and so twice the rate
+    # By a rule, K is 1 instead of 2. A successor starts from J=2 by the job's own K, because it has
+    # not seen workers yet.
+    # J                            1    2    3   │ 3: K=2, so twice the rate
+    # progress before the update   0    0.5  1   │ 1
     schedule = RateSchedule("step", updates=1, factor=0.25)
     settings = replace(BY_FLEET, schedule=schedule, hot_every_updates=1)
     settings = replace(settings, mode=replace(settings.mode, learning_rate=1.0))
@@ -258,7 +261,7 @@ def test_schedule_matches_its_formula() -> None:
 def test_loss_window_counts_in_units_of_the_k_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
-    # Each round has that many batches; an update of the job has six.
+    # Each part is a round: its number of batches and its loss. The job's own K is six.
     completion = Completion(QUIET, genesis({}))
     batches = list[float]()
     for size, loss in parts:

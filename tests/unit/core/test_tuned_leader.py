@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.core.messages import UpdateApplied
 
 ROUNDS = 3
-# Noise scale in batches; two batches are enough for it.
+# Noise scale in batches. It is below the smallest K, so the tuner lowers K to 2.
 NOISE = 1.0
 TUNED = replace(
     QUIET,
@@ -37,7 +37,7 @@ TUNED = replace(
 
 
 def square(batches: int, noise: float = NOISE) -> float:
-    """Return the mean |sum over this many gradients|^2 for |G| = 1."""
+    """Return the expected squared norm of the sum of this many batches' gradients, for |G| = 1."""
     samples = batches * SAMPLES
     return samples**2 + samples * noise * SAMPLES
 
@@ -50,7 +50,15 @@ def step(
     measured: bool = True,
     noise: float = NOISE,
 ) -> UpdateApplied:
-    """Let two workers compute a round, and report its sum."""
+    """Let two workers compute a round, and report the squared norm of its sum.
+
+    Args:
+        bench: The leader.
+        batches: Batches that the workers claim first.
+        says: False if the workers send no squared norms of their gradients.
+        measured: False if the squared norm of the sum is not reported.
+        noise: Noise scale in batches.
+    """
     bench.announce(*[A, B] * (batches // 2))
     said = bench.feed(
         events.RepliesRead(

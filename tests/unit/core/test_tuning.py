@@ -13,13 +13,13 @@ from common.core.modes import MOST_STEP, SHRINK, GroupSizeTuner, Scatter, rate_s
 
 BATCH = 8  # records
 ROUNDS = 20
-# Large enough for a close estimate within twenty rounds.
+# Number of parameters, large enough for a close estimate within twenty rounds.
 DIMENSION = 4_000
 Round = tuple[Scatter, float]
 
 
 def measured(noise_scale: float, sizes: list[int], random: np.random.Generator) -> Round:
-    """Return a round with messages of these sizes whose gradients have this noise, in batches."""
+    """Return a round with messages of these sizes, drawn with this noise scale, in batches."""
     true = np.full(DIMENSION, 0.1)  # G^2 = 40
     deviation = np.sqrt(noise_scale * BATCH * 40.0 / DIMENSION)
     sums = [

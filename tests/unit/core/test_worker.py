@@ -51,7 +51,7 @@ class _Stream(Worker):
         return self.on(events.Decoded(DecodedRun(partition, range(start, end), (), 0.0, 0.0)), now)
 
     def deliver(self, **offsets: int) -> None:
-        """Report control offsets by number of announcement: `_1=4, _2=7`."""
+        """Report the control offset of each claim, by the claim's number: `_1=4, _2=7`."""
         for number, offset in offsets.items():
             self.on(events.Delivered(int(number[1:]), offset), 0.0)
 
@@ -65,7 +65,7 @@ class _Stream(Worker):
         live: int = 1,
         now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
-        """Report a status that claims partition P up to `p`; commits have their own tests."""
+        """Report a status in which P is claimed up to `p`; return the commands except commits."""
         leader_status = LeaderStatus(
             0, control_position, {P: p, Q: 0}, oldest_unsettled, waiting, live, {}
         )
@@ -107,7 +107,7 @@ def test_stream_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
 
 def test_partition_that_another_claimed_is_placed_again_once_all_claims_are_decided() -> None:
     # announced  [0:10] at 4   [10:20] at 7   [20:25
-    # status     5 claimed=15  lost    7  not yet    8 claimed=35  read on
+    # status     5, claimed=15: place lost   7: claims undecided   8, claimed=35: reads from 35
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 25)
@@ -260,7 +260,7 @@ def test_stream_pauses_while_more_waits_than_live_workers_can_have() -> None:
 
 
 def test_expired_records_are_claimed_after_the_records_read() -> None:
-    # read [0:5   retention deleted up to 40: claims [0:5], then [5:40] as expired; reads from 40
+    # Reads 0 to 4. Retention deletes up to 40: claims [0:5], then [5:40] as expired; reads from 40.
     stream = _Stream()
     assert stream.on(events.FellBehind(P, 40), 0.0) == ()  # not placed
     stream.stand(0)
@@ -276,7 +276,7 @@ def test_expired_records_are_claimed_after_the_records_read() -> None:
 
 
 def test_rest_below_min_batch_waits_for_a_record_and_the_heartbeat_says_so() -> None:
-    # read [0:1   the linger is over: no claim     [1:2  a second record: both are claimed
+    # Record 0 is read; its linger ends without a claim. Record 1 is read: both are claimed.
     stream = _Stream(settings=replace(SETTINGS, batch_linger_s=1.0, min_batch=2))
     stream.stand(0)
     stream.read(0, 1)
@@ -293,7 +293,7 @@ def test_rest_below_min_batch_waits_for_a_record_and_the_heartbeat_says_so() -> 
 
 
 def test_rest_below_min_batch_expires_with_records_that_retention_deleted() -> None:
-    # read [0:1   retention deleted up to 40, the record that was read among it
+    # Record 0 is read, but not claimed. Retention deletes it and all others below 40.
     stream = _Stream(settings=replace(SETTINGS, min_batch=2))
     stream.stand(0)
     stream.read(0, 1)
@@ -324,7 +324,7 @@ def test_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:
 
 
 def test_records_after_an_empty_end_are_claimed_with_it() -> None:
-    # [0:10], hole 10, records [11:20] before the second is over: the next batch is [10:20]
+    # Offset 10 holds no record. Records [11:20] arrive within a second: the next batch is [10:20].
     stream = _Stream()
     stream.on(events.Tick(), 0.0)
     stream.stand(0)
@@ -412,10 +412,10 @@ def test_settled_frontier_is_committed_every_five_seconds() -> None:
 
 
 def test_position_is_committed_once_no_batch_claimed_below_it_waits() -> None:
-    # control  5        9        12       12
-    # claimed  50       90       120      120
-    # waits    from 3   from 5   from 6   nothing
-    # settled  -        50       50       120
+    # control position    5    9    12    12
+    # claimed             50   90   120   120
+    # oldest unsettled    3    5    6     none
+    # committed           -    50   50    120
     stream, times = _Stream(), iter(range(0, 100, 5))
     assert committed(stream, next(times), 5, 50, oldest=3) == []
     assert committed(stream, next(times), 9, 90, oldest=5) == [do.Commit({P: 50})]
@@ -621,7 +621,8 @@ def test_reading_starts_after_the_last_known_record_and_claims_from_claimed() ->
     known = LogPosition(38, "id", 2)
     assert of_kind(stream.on(of_log(40, known), 0.0), do.Place) == [do.Place({P: known})]
 
-    # An old record expired when it was claimed; the record at 40 is next.
+    # A record below 40 of the known leader epoch shows that the log is the same. The claim begins
+    # at 40.
     assert stream.on(events.RecordBelow(P, 2), 0.0) == ()
     (claim,) = claims(
         stream.on(events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0)
@@ -645,7 +646,7 @@ def test_decreasing_leader_epochs_mean_another_log() -> None:
 
 
 def test_expired_records_below_the_position_are_skipped() -> None:
-    # log        begins at 39 by now: retention took what the place knows of
+    # Retention deleted the last known record, at 37, so the log begins at 39 by now.
     stream = _Stream()
     stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
     placed = do.Place({P: LogPosition(40, "id")})
@@ -672,7 +673,7 @@ def test_claims_that_the_control_topic_lost_are_abandoned_after_a_timeout() -> N
 
 def test_undecided_claim_is_repeated_with_growing_delays() -> None:
     # claim      [0:10] at 7       again at 7          again
-    # status     control=7 all along: the topic lost the claim, or has no leader
+    # status     control=7 all along: the topic lost the claim, or the job has no leader
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here, control_position=7), 0.0)

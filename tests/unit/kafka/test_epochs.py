@@ -55,7 +55,7 @@ def test_only_urgent_topics_are_queried_between_queries_of_all_topics(clock: lis
         return watch.look(lambda: named, urgent=urgent)
 
     assert look().keys() == named
-    # Urgent topics, one after the other, do not delay the look at all topics.
+    # Urgent topics, one after the other, do not delay the query of all topics.
     for turn in range(9):
         clock[0] += 0.2
         assert look(f"t{turn}") == {f"t{turn}": f"t{turn}"}

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 P = Partition("s", 0)
 _ROOT = Path(__file__).parents[3]
-# A request without an answer is given up after 0.2 s. By then the interpreter has ended, but not
-# the process, whose libraries take their time. A thread holds the log.
+# A program that ends during a request without an answer. The request times out after 0.2 s. By then
+# the interpreter has ended, but an exit handler delays the end of the process by a second. A thread
+# keeps a reference to the log.
 _ENDS = """\
 import ctypes
 import threading

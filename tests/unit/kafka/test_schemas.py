@@ -72,7 +72,7 @@ def test_schema_is_requested_once_and_then_read_from_the_topic() -> None:
 
 
 def test_first_of_two_schemas_written_for_an_id_counts() -> None:
-    """The registry is replaced in between, and the second worker is frozen with its old answer."""
+    """The second worker freezes with the answer of a registry that is replaced meanwhile."""
     log, registry = MemoryLog(), Registry()
     first, second = JobSchemas(log, JOB, registry), JobSchemas(log, JOB, registry)
     registry.schemas = {7: avro("old")}
@@ -136,7 +136,7 @@ def test_all_workers_use_the_schema_of_the_topic(
     used = dict[int, Schema]()
     for who, step, number in steps:
         if step in {"get", "outdated"}:
-            # The worker writes an answer that is outdated by then.
+            # Another schema is written while the worker has an answer, which it then writes.
             if step == "outdated":
 
                 def meanwhile(number: int = number, who: int = who) -> None:
@@ -149,7 +149,7 @@ def test_all_workers_use_the_schema_of_the_topic(
             with suppress(UnavailableError):
                 schema = workers[who].get(number)
                 assert schema is not None
-                # It was acknowledged before a worker could claim with it, and all use it.
+                # All workers use the first schema that was written for the id.
                 first = next(f for _, f in written(log) if f is not None and f.id == number)
                 assert schema == used.setdefault(number, schema) == first.schema
             registry.between = lambda: None

@@ -3,6 +3,8 @@
 In the model, each writer is a thread that stops before it reads and before it appends, and a
 schedule chooses the writer that continues. A writer that stops for good plays a crash; one that
 continues late plays a record that is delivered late. The table is the real one, on a log in memory.
+
+`common.kafka.table` explains when a record is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 TOPIC = "doll.things"
 PLACE = Partition(TOPIC, 0)
 NAME = "thing"
-# Four reads and four appends of each writer, which is more than any of these needs.
+# Four reads and four appends of each writer, which is more than any writer here needs.
 STEPS = 8
 
 Value: TypeAlias = tuple[str, ...]
@@ -101,7 +103,7 @@ class Writer(threading.Thread):
         except ConflictError:
             self.outcome = "refused"
         except (Crash, UnavailableError):
-            # The table is unavailable if, say, a record is compacted before its writer looks.
+            # The table is unavailable if, say, a record is compacted before its writer reads it.
             self.outcome = "unknown"
         finally:
             self.outcome = self.outcome or "failed"
@@ -151,7 +153,7 @@ class SteppedLog(MemoryLog):
         return super().writer(**given)
 
     def copy(self, offset: int) -> None:
-        """Deliver a record once more, as a producer that is not idempotent."""
+        """Deliver a record once more, as a producer that is not idempotent may do."""
         record = next(each for each in self.stored(PLACE).records if each.offset == offset)
         with self.anyway():
             self.append(NewRecord(TOPIC, record.value, record.key, record.headers, 0))
@@ -193,7 +195,7 @@ class World:
         return self.table().read()[NAME]
 
     def repair(self) -> None:
-        """Wait as long as a lost record may stand last, then let a service read the table."""
+        """Let a service read the table, and repair it after `REPAIR_S`."""
         self.repairer.read()
         self.clock.advance(REPAIR_S)
         self.repairer.repair()
@@ -241,11 +243,12 @@ class World:
 
 
 def interleavings(begin: Callable[[World], object], writers: int) -> Iterator[World]:
-    """Run every interleaving of the first steps of writers that do the same; then they finish.
+    """Yield a world after each interleaving of the first `STEPS` steps of identical writers.
 
-    Writers that do the same begin in the order of their numbers: their names do not matter.
+    All writers have finished by then. They begin in the order of their numbers, because it does
+    not matter which of several identical writers is first.
     """
-    # Index of each choice among the writers that can continue.
+    # At each step, the index of the chosen writer among those that can continue.
     taken, more = list[int](), True
     while more:
         world, choices = World(), list[int]()
@@ -353,11 +356,11 @@ def test_no_disturbance_loses_an_acknowledged_change(seed: int) -> None:
 
 
 def test_late_record_is_repaired_for_readers_of_a_compacted_log() -> None:
-    """The lost record stands last, and compaction leaves nothing else; then it is repaired.
+    """Compaction leaves the lost record, but also the copy that the repair wrote.
 
     offset      0   1   2   3   4
     number      1   2   3   2   4
-    counts      x   x   x       x    of offset 2, written once more
+    counts      x   x   x       x    offset 4 is a copy of offset 2
     compacted               3   4
     """
     world = World()

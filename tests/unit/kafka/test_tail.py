@@ -40,7 +40,7 @@ class Ends(AdminClient):
 
 
 class Stopped:
-    """A consumer whose fetch was out of range before any seek was possible."""
+    """A consumer whose first fetch is out of range, before it can seek."""
 
     def __init__(self, _: object) -> None:
         self._says = list[Message]()

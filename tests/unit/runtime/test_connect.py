@@ -85,7 +85,7 @@ def test_every_pool_has_a_price_from_any_source(settings: Settings) -> None:
 def test_replay_starts_at_market_file_change_or_configured_time(
     settings: Settings,
 ) -> None:
-    """Both replays begin in the future, where the first price holds, and not in the past."""
+    """Both replays begin in the future, so the recording's first price holds now."""
     pool = SpotPool(usd_per_hour=PRICES.model_copy(update={"start_s": 130.0}))
     market = Market(on_demand=ON_DEMAND, spot=(pool,))
     later_s = Path(settings.market).stat().st_mtime + 1e6
@@ -110,7 +110,7 @@ def test_price_history_is_requested_from_ec2(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, settings.market)  # a market without this
+        monkeypatch.setenv(name, settings.market)  # a file without credentials
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     pool = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",))
     prices = open_prices(settings, Market(on_demand=ON_DEMAND, spot=(pool,), ec2=EC2))

@@ -49,12 +49,12 @@ class Part:
         return None if found is None or found.wanted == "stopped" else inf
 
     def close(self) -> None:
-        """Count it."""
+        """Count the call."""
         self._world.closed += 1
 
 
 class World:
-    """A process with such parts."""
+    """A process with a `Part` for each job."""
 
     def __init__(self) -> None:
         self.seen = list[str | None]()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
 PATIENCE_S = 120.0
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-# The handler receives the signal's number.
+# A program that sends itself a signal. Its argument is the signal's number.
 DIES = """
 import os, resource, sys, threading
 from common.runtime.service import run
@@ -62,7 +62,7 @@ run("worker", "w1", work)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Afterwards, signals and garbage are handled as before."""
+    """Restore signal handlers and garbage collection after the test."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     yield
     for each, handler in before.items():
@@ -207,7 +207,7 @@ class RecordedLog(MemoryLog):
 
 
 def test_jobs_are_closed_before_their_shared_servers() -> None:
-    #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
+    # digits begins ─▶ has its turn ─▶ process stops ─▶ closes the job, shared servers, and Kafka
     recorded = list[str]()
     log = RecordedLog(recorded)
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
@@ -237,7 +237,8 @@ def test_jobs_are_closed_before_their_shared_servers() -> None:
 
 
 def test_side_actors_have_their_own_threads() -> None:
-    #   digits: all threads of the first kind hang ─▶ one of the other kind has its turn ─▶ SIGTERM
+    # Main actors occupy all their threads. The side actor of digits still has its turn, which stops
+    # the process.
     log, recorded, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):

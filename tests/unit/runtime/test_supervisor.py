@@ -80,7 +80,7 @@ class _House:
 
 
 class _Counts:
-    """Counts the numbers that it got. Fails if two threads are inside at once."""
+    """An actor that counts the numbers in its queue. It fails if two threads run turns at once."""
 
     def __init__(self, awaited: int) -> None:
         self.awaited = awaited
@@ -252,7 +252,7 @@ def test_fault_reports_the_number_of_consecutive_faults(house: _House) -> None:
     got = [faults.get() for _ in range(5)]
     assert [(fault.in_a_row, fault.alike) for fault in got if fault is not None] == [
         (1, 1),  # KeyError
-        # An unavailable server is not a fault of the job: the earlier fault counts.
+        # An unavailable server is not a fault of the job, so the counts stay.
         (1, 1),
         (2, 2),
         (3, 1),

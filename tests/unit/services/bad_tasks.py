@@ -1,4 +1,4 @@
-"""Tasks that a coordinator cannot load, each for another reason, and one that works."""
+"""Tasks that a coordinator cannot load, each for another reason, and two that it can."""
 
 from __future__ import annotations
 

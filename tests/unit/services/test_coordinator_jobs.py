@@ -362,7 +362,7 @@ def test_internal_error_holds_only_its_job_after_retries_and_resume_works(
 
 
 class HastyOwner(JobOperations):
-    """An operator resumes a job as soon as it is held; the replica sees both records at once."""
+    """A job store with an operator who resumes a job as soon as the replica holds it."""
 
     def __init__(self, log: RefusingLog) -> None:
         super().__init__(log)
@@ -370,7 +370,7 @@ class HastyOwner(JobOperations):
         self.look: Callable[[], None] | None = None
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """Hold the job, then let an operator resume it, which writes a second record."""
+        """Hold the job and let the operator resume it, before the replica reads both records."""
         held = super().hold(job, reason, detail)
         look, self.look = self.look, None
         if look is not None:
@@ -395,10 +395,10 @@ def test_job_resumed_right_after_it_was_held_continues(bench: Bench) -> None:
 
 
 class EarlierOwner(HastyOwner):
-    """Another replica holds the job and an operator resumes it before this one holds it."""
+    """A job store with another replica, which holds the job before this one does."""
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """Hold the job late and only once."""
+        """Hold the job. Before the first time, another replica holds it, and it is resumed."""
         look, self.look = self.look, None
         if look is not None:
             self._source.faulty = ""
@@ -420,7 +420,7 @@ def test_job_resumed_before_a_late_hold_continues(bench: Bench, task: str) -> No
     replica.look()
     until(lambda: owner.look is None, "the job was held and resumed")
 
-    # The replica tries again, and the task raises again.
+    # The replica tries again. If the task raises again, it holds the job.
     if task:
         replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "the job is held")
     else:

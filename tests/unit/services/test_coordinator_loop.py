@@ -232,7 +232,7 @@ def test_need_of_more_workers_is_logged_when_it_begins(
         metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "the workers are busy")
-        # On a busy machine, the leader may have seen the first worker alone.
+        # On a busy machine, the leader may have seen the first worker alone, and logged this.
         before = log_lines()
         beat(bench, "w2", "leaving")
         until(lambda: log_lines() == before + 1, "the window is logged as too small")
@@ -278,7 +278,7 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
 def test_trained_hot_snapshot_of_another_model_holds_the_job(
     bench: Bench,
 ) -> None:
-    # c1 trains version 1 and ends; c2 builds another model, and nothing is in storage
+    # The hot snapshot of version 1 has another model than the job, and storage has no checkpoint.
     other = snapshot_of_another_model(bench, 1)
     epoch = from_bytes(other).snapshot.by
     batch = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
@@ -302,7 +302,7 @@ def live(bench: Bench) -> int:
 
 
 def test_leader_reacquires_a_lease_that_redis_lost(bench: Bench) -> None:
-    # Otherwise it could acquire the lease first.
+    # Otherwise the other replica could acquire the lease first.
     bench.other.close()
     before = bench.board.get_leader_status()
     assert before is not None

@@ -91,8 +91,8 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 
 
 def test_round_time_is_reported_by_stage() -> None:
-    # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
-    # reported ─gradients│────── apply ──────────│ wait: 0
+    # commands add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ status │ trigger
+    # stages   ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
@@ -105,7 +105,7 @@ def test_round_time_is_reported_by_stage() -> None:
     bench.announce(A, B)
     assert bench.sample("round_seconds_count", stage="apply") == 2.0
     assert bench.sample("round_seconds_count", stage="wait") == 2.0
-    # One second is a leader status before it.
+    # Besides the 10 s, one second is for a leader status that is written before the trigger.
     assert bench.sample("round_seconds_sum", stage="wait") == 11.0
 
 
@@ -161,7 +161,7 @@ def test_reassigned_batch_counts_as_redispatched_and_has_one_wait_span() -> None
 def test_record_age_is_that_of_the_newest_record_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    # Kafka reports no time.
+    # Kafka reports no times for these records.
     bench.arrive(0.0, 0.0)
     bench.compute()
     assert bench.sample("record_age_seconds_count") == 1.0
@@ -258,7 +258,7 @@ def test_synchronisation_mode_and_its_switches_are_reported() -> None:
     bench.announce(A, B)
     bench.compute()
     assert bench.sample("synchronisation", mode="synchronous") == 1.0
-    # It is the K of the job.
+    # No rule or tuner changes K, so it is the job's own.
     assert bench.sample("group_size_batches") == 1.0
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)

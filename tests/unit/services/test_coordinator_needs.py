@@ -111,7 +111,7 @@ def test_worker_rate_is_measured_while_records_wait() -> None:
 
 
 def test_worker_rate_is_not_measured_while_workers_wait_for_records() -> None:
-    # 50 records/s arrive. An open batch of each worker and one group are not claimed yet.
+    # 50 records/s arrive. Twelve are always unclaimed: an open batch of each worker, and one group.
     meter = DemandMeter(FIRST)
     for now in range(10):
         demand = meter.demand(

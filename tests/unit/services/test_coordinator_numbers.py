@@ -128,8 +128,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_coordinator_counts_each_record_claim_and_reply_by_outcome(bench: Bench) -> None:
-    # claims   [0:2]  [2:5] but 2   [0:2] again   [5:7]
-    # round      1       2             refused      3: expired
+    # claims   [0:2]  [2:5], record 2 does not decode   [0:2] again   [5:7]
+    # round      1       2                                 refused      3: expired
     bench.await_sample(0.0, "stream_records_total", stream=STREAM)
     bench.produce(10)
     bench.claim(0, 2)

@@ -82,7 +82,8 @@ def test_stream_records_are_summed_by_stream_from_the_first_position() -> None:
 
 
 def test_stability_ratios_match_proposition_1() -> None:
-    # 100 records/s, b = 10: 10 batches/s of 0.2 s each; 4 workers, K = 8: 2 each in 0.8 s
+    # 100 records/s, b = 10: 10 batches/s of 0.2 s each. A group of K = 8 arrives in 0.8 s, and each
+    # of 4 workers computes 2 of its batches.
     sufficient, necessary = ratios(100.0, 4, (10, 8), 0.2)
     assert sufficient == pytest.approx(2.0)
     assert necessary == pytest.approx(0.5)
@@ -293,7 +294,7 @@ def test_recreated_stream_without_recorded_topic_id_ends_the_leadership(
 
 def test_job_without_work_and_workers_is_polled_less_often(bench: Bench) -> None:
     # second   0      1      2
-    # looks    yes    no     yes
+    # polls    yes    no     yes
     bench.lead()
     bench.stand(claimed=0, live=0)
     bench.watch.turn()

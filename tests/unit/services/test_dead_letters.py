@@ -139,7 +139,8 @@ def test_dead_letters_not_delivered_in_time_are_not_reported_as_delivered() -> N
     assert not write([encode_dead_letter("j", TORN, 7, b"value")], writer, 0.0)
     log.come_back()
     assert writer.flush(WAIT_S)
-    assert [record.value for record in delivered(log)] == [b"value"]  # and once more where retried
+    # The record is delivered late. A caller that retries delivers it once more.
+    assert [record.value for record in delivered(log)] == [b"value"]
 
 
 class CountingSpans:
@@ -224,7 +225,7 @@ def test_deleted_dead_letter_topic_is_recreated_by_the_next_write() -> None:
 class ForbiddenTopics(MemoryLog):
     """A log that refuses to create topics, and counts the attempts."""
 
-    # The first call creates the test's own topics.
+    # The first call creates the test's own topics, and is not refused.
     refusals = -1
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:

@@ -100,7 +100,7 @@ class Bench:
         self.woken += 1
 
     def wakes(self, command: do.CoordinatorCommand, *expected: events.CoordinatorEvent) -> bool:
-        """Return True if a command's answer, which arrives in any case, wakes the actor."""
+        """Carry out a command, check its answer, and return True if the answer woke the actor."""
         before = self.woken
         self.carry_out(command)
         assert list(self.inbox.read()) == list(expected)
@@ -343,7 +343,7 @@ def test_failed_board_write_is_reported_once_redis_is_back(
     bench.redis.restart()
     status = LeaderStatus(3, 0, {}, 0, 0, 1, {})
     bench.board.put_leader_status(status)
-    # The executor waits for the next answer, although that one has no other news.
+    # The failed write is reported with the next answer, although that answer has no other news.
     assert bench.wakes(do.PutLeaderStatus(status), events.OrdersLost())
     assert not bench.wakes(do.PutLeaderStatus(status))
 
@@ -390,8 +390,9 @@ def step(bench: Bench, version: int, numbers: Sequence[int], by: float) -> None:
 
 
 def test_trigger_contains_changes_since_the_previous_version(compressed: Bench) -> None:
-    # versions   0 whole      1      2      3 much      3 requested again: whole
-    # triggers   ·            since 0       whole       ·
+    # version 0   published whole
+    # version 2   its trigger has the changes since 0; requested again, it is published whole
+    # version 3   published whole, because all numbers change
     bench = compressed
     first, board = ModelId(3, 0), bench.board
     bench.carry_out(do.PublishModel(first))
@@ -424,14 +425,14 @@ def whole(bench: Bench, version: int) -> bytes | None:
 
 def test_compression_can_be_switched_off_and_on_between_versions(compressed: Bench) -> None:
     # compression   ████████ 0.5 ████████│ off            │ largest 1 %
-    # versions      0 whole    1 by 0      2, 3 whole        4 by 3
+    # versions      0 whole    1 since 0   2, 3 whole        4 since 3
     bench = compressed
     bench.carry_out(do.PublishModel(ModelId(3, 0)))
     step(bench, 1, [5], 1.0)
     assert posted(bench, 1, 1).since == ModelId(3, 0)
     changed(bench, "")
     step_of_view = bytes(bench.job.trainer.weights())
-    # A worker with version 1 already has its view.
+    # A worker that has version 1 already has its view, so the trigger has no changes.
     assert posted(bench, 2, 1).since is UNSET
     bench.carry_out(do.PublishModel(ModelId(3, 1)))
     assert whole(bench, 1) is not None
@@ -507,7 +508,7 @@ def test_last_version_is_offered_whatever_its_number(evaluated: Bench) -> None:
 def test_restored_weights_are_not_offered_as_the_version_before(
     evaluated: Bench,
 ) -> None:
-    # A leader that steps down and finds another snapshot has weights without a version so far.
+    # A leader that steps down and restores a snapshot has weights without a version until it leads.
     begins(evaluated, 17)
     evaluated.carry_out(do.StepDown("another coordinator has the lease"))
     (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))

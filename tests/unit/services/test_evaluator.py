@@ -122,7 +122,7 @@ class World:
         return {name: column[:60] for name, column in records(1, 70).items()}
 
     def write(self, record: AuditRecord) -> int:
-        """Write an audit record and return its offset."""
+        """Write a record into the updates topic and return its offset."""
         self._writer.append(updates_topic(NAME), wire.encode_audit(record))
         assert self._writer.flush(1.0)
         return self.log.bounds(Partition(updates_topic(NAME), 0)).end - 1
@@ -163,7 +163,7 @@ class World:
         return [each for _, each in read_decoded(self.log, updates_topic(NAME), wire.decode_audit)]
 
     def expected_metrics(self, columns: Columns, slope: float) -> dict[str, object]:
-        """Compute the metrics in another way."""
+        """Compute the metrics without an evaluator."""
         task = task_of(self.spec, ())
         found = evaluate(task, self.model, self.weights(slope), columns, 7)
         return {name: pytest.approx(mean, rel=1e-5) for name, mean in found.items()}
@@ -235,7 +235,7 @@ def test_version_is_evaluated_on_test_set_and_next_records_once_it_counts(
     world.start()
     world.offer(2, slope=3.0)
     world.update(1)
-    # The leader is ahead of its audit.
+    # The leader offered version 2 before its update is in the topic.
     assert world.evals() == []
     world.update(2)
     left, right = records(2, 40), records(3, 30)
@@ -455,7 +455,7 @@ def test_drift_is_reported_only_for_the_stream_whose_labels_change(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     # versions    2  4  6  8  10   12  14
-    # left        as learned       the other way round
+    # left        as learned       labels reversed
     # right       as learned       as learned
     world.start()
     for version in range(1, 16):

@@ -231,7 +231,7 @@ def test_changed_weights_in_a_trigger_are_applied_to_the_previous_version(world:
     world.board.post_trigger(
         UpdateTrigger(TriggerId(3, 11), ModelId(3, 9), order, reply_to=REPLICA)
     )
-    # No model of that version can be fetched.
+    # Redis has no model of version 9, so the worker must use the changes.
     world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [8, 9]
@@ -279,14 +279,15 @@ def test_missing_model_is_fetched_even_if_another_worker_got_the_order(
     world.board.post_trigger(
         msgspec.structs.replace(changed(MODEL, 8, some), orders=order, reply_to=REPLICA)
     )
-    # Version 8 cannot be fetched.
+    # Redis has no model of version 8, so the worker must have fetched the one before.
     world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
 
 
 def test_order_for_another_model_is_ignored(world: World) -> None:
-    # The previous process of this name had the leader's model.
+    # The first order is for an earlier process of this name. Its model was the leader's; this
+    # worker's is not.
     publish(world)
     order = (Assignment(W, (batch(0, 2),)),)
     for number, digest in ((1, "f" * 16), (2, DIGEST)):
@@ -351,7 +352,7 @@ def test_other_records_at_the_claimed_offsets_make_the_batch_expired(
     recreated: bool,  # noqa: FBT001 -- a parameter of the test
 ) -> None:
     # claimed    s[0]@1:3 of leader epoch 0
-    # log        0 1 2 ...   all of it of epoch 1; or of another topic, under epoch 0
+    # log        0 1 2 ...   now all of leader epoch 1, or of another topic, with leader epoch 0
     address = (Span("s", 0, 1, 3, known=3, epoch=EPOCH),)
     claimed = msgspec.structs.replace(batch(1, 3), address=address)
     # The worker has the records, but no model.
@@ -433,7 +434,7 @@ def test_task_without_per_sample_losses_is_blamed_instead_of_the_batch(
 
 
 class SmallMachine(CountingTask):
-    """Runs out of memory if a pass has more than one record, or more than `most`."""
+    """Runs out of memory if a pass has more than `most` records."""
 
     most = 1
 
@@ -510,7 +511,7 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
 def test_orders_are_counted_by_outcome(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
-    # The first batch is read again.
+    # The first batch is not cached, so the worker reads it back.
     world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
     world.log.expire(Partition("s", 0), 3)
     world.order(batch(0, 2), number=2)

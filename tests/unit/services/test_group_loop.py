@@ -69,7 +69,7 @@ RECORDS = 6
 
 
 class _Watched(HeldWhole):
-    """Records which gradients were added before the members entered."""
+    """Records the gradients that are added before the members enter an update."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -156,7 +156,7 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
 
 
 def batch(number: int) -> Batch:
-    """Return a batch of two records, from this one on."""
+    """Return a batch of two records, from this offset on."""
     return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
 
 
@@ -164,7 +164,7 @@ def test_gradient_is_added_at_once_unless_a_result_is_pending() -> None:
     # records    0, 1    2, 3    4, 5
     # gradient   ██        ██      ██
     # added        █                 █
-    # result          ██████        ···█
+    # pending         ██████           █
     # applied               ▲           ▲
     held = _Watched()
     with member(held) as leader:

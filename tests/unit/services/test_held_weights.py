@@ -96,7 +96,7 @@ def weights(held: HeldSlices | Trainer) -> Vector:
 
 
 def test_slice_owners_compute_the_weights_of_a_single_process() -> None:
-    # Slices 0 to 3. Some have another owner in the second update, if that one holds them.
+    # Slices 0 to 3 have two owners each in the first update, and one of the two in the second.
     group, updates = _Members(3), [[drawn(10 * n + m) for m in range(3)] for n in range(2)]
     assert len(group.update((2, 0), (1, 2), (2, 1), (0, 1), gradients=updates[0])) == 1
     assert len(group.update((0,), (2,), (1,), (1,), gradients=updates[1])) == 1
@@ -136,7 +136,7 @@ def test_member_continues_with_copied_and_stored_slices() -> None:
 
     assert_within_ulps(weights(third), weights(alone(updates)), 4)
     trainer = Trainer(drawn(0), PARAMETERS, ADAM)
-    # The trainer has the checkpoint's state.
+    # `stored` has the state after the first update.
     trainer.restore(stored)
     assert weights(trainer).tobytes() != weights(alone(updates)).tobytes()
     assert_within_ulps(weights(trainer), weights(alone(updates[:1])), 4)
@@ -187,9 +187,8 @@ def test_step_from_a_sum_equals_a_single_trainer_step_bit_for_bit(
 
 
 def test_adam_state_moves_from_board_to_replicas_and_back_bit_for_bit() -> None:
-    #   one trainer   1  2 | 3  4 | 5  6
-    #   steps by      board| both | board
-    #                      stored stored
+    # One trainer makes updates 1 and 2, two replicas 3 and 4, and one trainer 5 and 6. The state is
+    # stored and loaded in between, and compared with that of a trainer that makes all six.
     updates = [[drawn(2 * n), drawn(2 * n + 1)] for n in range(6)]
     kept, store = Trainer(drawn(0), PARAMETERS, ADAM), CheckpointStore(MemoryBlobs(), "job")
     stepped(kept, updates[:2])
@@ -300,7 +299,7 @@ def test_gradient_in_reused_memory_is_not_mistaken_for_the_previous_one(
     plain, held, memory = make(), make(), drawn(1)
     held.add_own(memory[:], 8)
     memory[:] = drawn(2)
-    # The update is over, so its memory was released.
+    # The first gradient's memory was released, and has another gradient now.
     another = memory[:]
     assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [(drawn(2), 8)])
 
@@ -337,8 +336,8 @@ def test_member_without_gradients_adds_nothing_from_before(
 def test_result_is_pending_until_it_is_applied_or_another_attempt_begins(
     make: Callable[[], HeldSlices | HeldWhole],
 ) -> None:
-    #   add_up  result  add_up (fails)  add_up  result  apply
-    #   ······  ██████  ··············  ······  ██████  ·····
+    # calls     add_up  result  add_up (fails)  add_up  result  apply
+    # pending   ······  ██████  ··············  ······  ██████  ·····
     held = make()
     formed, reduce = of_one(1)
     mine = [(drawn(1), 8)]

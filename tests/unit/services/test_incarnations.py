@@ -114,7 +114,7 @@ def test_replies_of_workers_of_a_purged_job_do_not_reach_the_next_leader(
     def speaks(board: MemoryBoard, worker: str) -> None:
         board.beat(WorkerId(worker), "alive", 60.0)
         failed = Failed(WorkerId(worker), ModelId(0, 7), (3,), "raised")
-        # The reply has the same epoch and version.
+        # The replies of both jobs' workers have the same epoch and version.
         board.push_reply(failed, "fresh")
         board.put_snapshot(10**6, b"of a later leader", "c1")
         board.put_leader_status(LeaderStatus(10**6, 10**6, {}, 0, 0, 0, {}))

@@ -125,7 +125,7 @@ def test_gradients_wake_the_actor_only_when_all_awaited_ones_are_there(bench: Be
 
 
 def test_inbox_detects_gradients_that_arrived_while_more_were_awaited(bench: Bench) -> None:
-    # One arrives while two are awaited. Then a turn that has not read it awaits only one.
+    # A gradient arrives while two are awaited. Then a turn that has not read it awaits only one.
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.inbox.await_gradients(1)

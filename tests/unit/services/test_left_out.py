@@ -55,7 +55,7 @@ def forged(header: bytes) -> bytes:
 def test_excluded_worker_logs_the_first_difference_once(
     snapshot: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # looks    not left out    left out    at once again    AGAIN_S later    no more    left out
+    # status   not left out    left out    at once again    AGAIN_S later    no more    left out
     # logged                   yes         no               no                          yes
     clock, redis = ManualClock(), MemoryRedis()
     board = MemoryBoard(redis, "job")

@@ -41,7 +41,7 @@ def test_room_for_slices_follows_the_allowed_memory() -> None:
         room(47)
 
 
-# Memory that is written for the first time counts as faults: one per 4,096 bytes or per 2 MiB.
+# The first write to memory causes a page fault: one per 4,096 bytes, or one per huge page of 2 MiB.
 _FAULTS = """
 from resource import RUSAGE_SELF, getrusage
 from services.worker.memory import keep_freed_memory
@@ -61,4 +61,5 @@ def test_large_vectors_use_huge_pages_if_the_system_has_them() -> None:
     found = subprocess.run(  # noqa: S603 -- our own command line, no shell
         [sys.executable, "-c", _FAULTS], env=environment, capture_output=True, check=True, text=True
     )
-    assert int(found.stdout) < 16_384 / 2  # pages of 64 MiB
+    # 64 MiB have 16,384 pages of 4,096 bytes.
+    assert int(found.stdout) < 16_384 / 2

@@ -1,4 +1,4 @@
-"""Offered versions that count, their names, and what was reported of them before."""
+"""Offered versions in the job's history: their names, and earlier reports on them."""
 
 from __future__ import annotations
 
@@ -113,8 +113,9 @@ def test_first_batches_after_an_offered_version_are_known_by_stream() -> None:
 
 
 def test_offered_versions_are_counted_in_updates_of_the_configured_group_size() -> None:
-    # every 2    update      1    2    3    4    5    6    7
-    #            counts as   1    1.5  2    2.5  3    3.5  4
+    # A version is offered at every second update of the configured K, so 3 and 7 are.
+    # update      1    2    3    4    5    6    7
+    # progress    1    1.5  2    2.5  3    3.5  4
     a, b = of("a", 1), of("b", 2)
     halves = [with_(made(v, b if v == 4 else a), equivalent=(v + 1) / 2) for v in range(2, 8)]
     versions = fed(Lead(-1, GENESIS, "c1", 0), made(1, a), *halves)

@@ -1,4 +1,4 @@
-"""Rows keep their order of arrival, then their batch: none is lost or mixed up."""
+"""Each batch has the rows of its own records, in the order of its address."""
 
 from collections.abc import Sequence
 

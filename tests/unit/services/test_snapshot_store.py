@@ -160,7 +160,7 @@ def test_hot_snapshots_continue_while_storage_hangs_and_newest_checkpoint_follow
     bench: Bench,
 ) -> None:
     # storage  ──────│ hangs with 10 ────────────│ 10 │ 40 │
-    # leader     10c      20c  25  30c  35  40c
+    # leader     10c      20c  25  30c  35  40c                (c: a checkpoint, too)
     blobs = HangingBlobs()
     store = bench.store(blobs)
     store.put(saved(10), checkpoint=True)
@@ -444,7 +444,7 @@ def test_store_without_the_lease_writes_only_checkpoints(bench: Bench) -> None:
 
     store.put(saved, checkpoint=True)
 
-    # The audit decides if it counts.
+    # The updates topic decides whether the checkpoint counts.
     until(lambda: store.all_uploaded, "the checkpoint is uploaded")
     assert store.hot() == []
     assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
@@ -469,7 +469,7 @@ def test_checkpoint_of_a_group_uses_the_state_that_a_member_stored(bench: Bench)
     offered = bench.board.offered_model()
     assert offered == (made, data)
     [hot] = store.hot()
-    # The board has no trainer state.
+    # The snapshot in Redis has no weights, so the store reads the state that the member stored.
     assert hot.trainer() == data
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
     store.put(SnapshotFile(later, b""), checkpoint=False)

@@ -173,7 +173,7 @@ def test_batches_of_one_turn_are_announced_together() -> None:
 
 
 def test_claim_without_offset_is_decided_once_the_later_bound_is_read() -> None:
-    """Another worker's claim follows, so this one is at 0 or at 1, and certainly decided at 2."""
+    """Another claim follows, so this one is at offset 0 or 1. It is decided once both are."""
     bench = Bench()
     bench.log.reports_no_offsets = True
     bench.stand(control_position=0, claimed=0)
@@ -215,7 +215,7 @@ def test_end_of_a_log_without_records_is_claimed_a_second_later() -> None:
 def test_record_below_its_position_after_truncation_stops_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # s[0]       0 1 2 3 4   5: aborted, claimed as nothing
+    # s[0]       0 1 2 3 4   5: aborted, claimed without samples
     #            cut at 5    5: a record, 6 to 12 more, of the next leader epoch
     bench = Bench()
     topic_id = bench.log.describe(["s"])["s"].topic_id
@@ -239,7 +239,7 @@ def test_record_below_its_position_after_truncation_stops_claims(
 
 
 def test_reading_continues_if_a_partition_moves_while_a_partial_batch_is_due() -> None:
-    # Both are due at once: the batch is closed, and the status says that others have its records.
+    # In one turn, the partial batch is closed, and a status says that others claimed its records.
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()
@@ -247,7 +247,7 @@ def test_reading_continues_if_a_partition_moves_while_a_partial_batch_is_due() -
     bench.clock.advance(LINGER_S)
     bench.turn()
     first, *_ = bench.claims()
-    # The ledger will refuse it.
+    # The ledger will refuse this claim.
     assert (first.address[0].start, first.samples) == (0, RECORDS)
     bench.stand(control_position=2, claimed=3)
     bench.clock.advance(LINGER_S)

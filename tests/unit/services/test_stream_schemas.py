@@ -101,7 +101,7 @@ def test_heartbeat_contains_the_reason_of_a_missing_schema(error: Exception, sta
 
 
 def test_records_waiting_for_a_schema_are_dropped_if_the_position_moves_ahead() -> None:
-    """While 0 to 2 wait, another worker claims up to 2, so reading continues there."""
+    """While records 0 to 2 wait, another worker claims up to offset 2. Reading continues there."""
     registry = Registry()
     bench = waiting(registry, 1, 2, 3)
     bench.stand(control_position=5, claimed=2)
@@ -116,7 +116,7 @@ def test_records_waiting_for_a_schema_are_dropped_if_the_position_moves_ahead() 
 
 
 def test_records_waiting_for_a_schema_are_read_again_if_the_position_goes_back() -> None:
-    """The position goes back, as after a loss: the waiting records do not follow it."""
+    """The waiting records do not begin at the new position, so they are dropped and read again."""
     registry = Registry()
     registry.schemas = dict(SEVEN)
     bench = Bench(registry)

@@ -27,7 +27,7 @@ class Bench:
         self.time_lag = TimeLag(("old", "new"), event_logger("test"), self._metrics)
 
     def read(self, *partitions: Partition, at_s: float) -> None:
-        """Receive records of this age."""
+        """Receive a record of each partition with this timestamp."""
         for partition in partitions:
             self.time_lag.read(Fetched(partition, [0], [b""], at_s - 1, at_s, [0]))
 

@@ -1,4 +1,4 @@
-"""A tracker's points and their records: the same in every process, at any time."""
+"""A tracker derives the same points from the same records in every process."""
 
 from __future__ import annotations
 

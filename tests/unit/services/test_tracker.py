@@ -119,7 +119,7 @@ def tracked() -> Iterator[Tracked]:
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the reason of each report that the tracker is unavailable."""
+    """Return the `reason` of each "tracking_unavailable" event in the log."""
     records = [each for each in caplog.records if each.getMessage() == "tracking_unavailable"]
     return [str(fields_of(each)["reason"]) for each in records]
 
@@ -368,7 +368,7 @@ def test_checkpoints_are_registered_once_across_trackers(tracked: Tracked) -> No
 
 
 def test_reverted_checkpoint_becomes_no_version(tracked: Tracked) -> None:
-    # checkpoint 1 ── 2 of the first leader, who lost 2 to one that began with 1
+    # The first leader stores checkpoints 1 and 2. Its successor begins with 1, and takes 2 back.
     tracked.learn(1, 2)
     tracked.save(1)
     tracked.save(2)

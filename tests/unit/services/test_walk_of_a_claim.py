@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "digits"
 ROOT = Path(__file__).parents[3]
-# Excluded: a turn's first look at the job, and code behind the ports of Kafka and wire formats.
+# Excluded: functions that prepare a turn, and code behind the ports of Kafka and wire formats.
 BESIDE = ("common/kafka/", "common/wire/", "common/jobs/", "common/telemetry/", "tests/")
 PREPARES = {"turn", "_begin", "_see_hold", "_follow"}
 LISTED = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)

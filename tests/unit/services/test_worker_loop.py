@@ -71,7 +71,7 @@ class FailingLog(MemoryLog):
     deletes = ""
 
     def bounds(self, partition: Partition) -> Bounds:
-        """Delete the topic first, if it is the one."""
+        """Delete the topic first if it is the one in `deletes`."""
         if partition.topic == self.deletes:
             self.delete_topics([partition.topic])
         return super().bounds(partition)

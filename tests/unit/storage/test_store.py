@@ -1,4 +1,4 @@
-"""Finds the newest intact checkpoint, even if any bytes of the files are cut off or altered."""
+"""The store finds the newest intact checkpoint, whatever bytes of files are missing or altered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.storage.port import Blobs
 
-# A day after 1970, when these epochs are drawn.
+# When checkpoints that were taken back may be deleted: as times, the epochs here are in early 1970.
 LATER_S = TAKEN_BACK_S
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)
 FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
@@ -276,7 +276,8 @@ def test_incomplete_checkpoint_does_not_count_as_kept(blobs: Blobs) -> None:
     blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
     clear(store, 1)
     assert store.finished() == [NEW]
-    # The torn one stays because its writer may still be at work. The last one is the hint.
+    # NEW has three files. The incomplete checkpoint has one, which stays because its writer may
+    # still be at work. The last file is the hint.
     assert len(blobs.names("")) == 3 + 1 + 1
 
 
@@ -366,7 +367,7 @@ def test_verify_compares_a_checkpoint_with_its_manifest(blobs: Blobs) -> None:
 def test_states_below_listed_ones_are_deleted_and_those_taken_back_after_a_day(
     blobs: Blobs,
 ) -> None:
-    # states   3-20   3-60: taken back by the leader of 1,000 s, which began at 40   its 70
+    # states   3-20   3-60, taken back by the leader of 1,000 s, which made 45   70 of that leader
     epoch = unused_number(1000.0, 7)
     store = filled(blobs, ModelId(epoch, 45))
     kept = ModelId(epoch, 70)
@@ -500,7 +501,7 @@ def test_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None:
     damaged[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
     blobs.content[blob] = bytes(damaged)
     try:
-        name, _ = newest(store)  # it compares all that it reads
+        name, _ = newest(store)  # verifies all checksums
     except FutureFormatError:
         return
     assert name is not None

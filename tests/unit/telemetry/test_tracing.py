@@ -74,9 +74,8 @@ def test_sampled_share_matches_the_ratio() -> None:
 
 
 def test_trace_has_the_same_ids_in_every_process() -> None:
-    # Python's own `hash` differs between processes. A version that names traces in another way
-    # would
-    # split traces with an older worker's spans.
+    # Python's own `hash` differs between processes. A program that derives other ids splits traces
+    # that contain spans of workers with an older program.
     address = (Span("clinic-a", 0, 10, 20), Span("clinic-b", 3, 0, 7))
     expected = BatchTrace(0xB2C676ADD51C41C9C97769DA7EFBAF79, 0xE049D8DA18292AC6)
     result = subprocess.run(  # noqa: S603 -- our own command line

@@ -1,4 +1,4 @@
-"""Every message survives the wire unchanged, and nothing else gets through it."""
+"""Every message is decoded as it was encoded, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
     offsets = draw(st.sets(st.integers(span.start, span.end - 1), max_size=3))
     room = sum(each.end - each.start for each in address) - len(offsets)
     skipped = tuple(Skipped(*span.place, offset, draw(texts)) for offset in offsets)
-    if draw(st.booleans()) and offsets:  # all together
+    if draw(st.booleans()) and offsets:  # one entry for all
         first, *rest = sorted(offsets)
         gaps = tuple(b - a for a, b in pairwise((first, *rest)))
         skipped = (Skipped(*span.place, first, draw(texts), gaps),)
@@ -481,7 +481,7 @@ KAFKA_BYTES = 1_000_000
 def test_largest_claims_and_their_update_fit_into_a_kafka_record(
     group_size: int, reason: str
 ) -> None:
-    # 3,000 partitions with the longest names, at the end of their logs, with one bad record each.
+    # 3,000 partitions with the longest names and the highest offsets. Each has three bad records.
     batcher = Batcher(10**6, None, group_size)
     cuts = list[Cut]()
     for index in range(3000):

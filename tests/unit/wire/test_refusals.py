@@ -62,7 +62,7 @@ def values(found: object) -> dict[str, Any]:
 
 
 def places(message: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:  # noqa: ANN401 -- raw data
-    """Yield the places and values in a message; of a long list, only the first ones."""
+    """Yield the places and values in a message; of a list, at most the first nine."""
     yield path, message
     if isinstance(message, (dict, list)):
         pairs = message.items() if isinstance(message, dict) else enumerate(message[:9])

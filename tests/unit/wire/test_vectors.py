@@ -1,4 +1,4 @@
-"""Sparse vectors survive bit by bit and are never longer than dense ones; others are refused."""
+"""Sparse vectors are decoded bit by bit and never longer than dense ones; bad ones are refused."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_metric_names_are_unique() -> None:
 
 
 class Measures(MetricSet):
-    """Return the metrics of a job."""
+    """Metrics of a job."""
 
     def __init__(self) -> None:
         super().__init__()
