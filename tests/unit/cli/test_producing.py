@@ -140,7 +140,7 @@ class SmallWriter(MemoryWriter):
 
 
 def test_each_long_pause_of_kafka_is_reported_once() -> None:
-    # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
+    # Kafka: 0 s: away, a record is queued | 1 s: back, away again | 7 s: reported | 9 s: back
     log, clock, said = MemoryLog(), ManualClock(), list[str]()
     log.create_topics([NewTopic("a")])
     back_s = [1.0, 9.0]

@@ -98,7 +98,7 @@ def pinned() -> set[str]:
 
 
 def modules_of(service: str) -> list[str]:
-    # Includes the modules of its commands, except those of machines that have more installed.
+    # The modules of the CLI's commands count, except commands that need more than the CLI's extra.
     if service == "cli":
         return ["common.embedded.stack", *(f"services.cli.{name}" for name in COMMANDS)]
     paths = sorted((ROOT / "services" / service).glob("*.py"))

@@ -179,7 +179,7 @@ def test_view_equals_the_audit_for_every_order_of_reading(
 ) -> None:
     whole = story(seed, length)
     proof = audit(FIRST, whole.control, whole.updates, whole.starts)
-    # Records that are read again after a rewind may be used twice.
+    # The story may use a batch twice. It must have no other flaw.
     assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]
     view = fed(whole, order)
     numbers = view.numbers(NOW)

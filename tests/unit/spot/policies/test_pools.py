@@ -112,7 +112,7 @@ def test_pools_are_tried_in_turn_and_then_all_at_once() -> None:
     second = decide(PLENTY, first, *pools, **none)
     third = decide(PLENTY, second, *pools, **none)
     everywhere = decide(PLENTY, third, *pools, **none)
-    # One machine stays ordered, to notice when the pool has capacity again.
+    # One order stays in each pool without capacity. It succeeds once the pool has capacity again.
     assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
@@ -165,7 +165,7 @@ def test_job_without_machines_waits_for_spot_while_time_allows() -> None:
     assert asked(decide(job, first, A, **gone)) == {"a": 10} == asked(first)
     late = hours(3600, 3650)
     assert decide(late, first, A, **gone).on_demand == STREAMS
-    # The substitutes stay until the others are ready, not only ordered.
+    # On-demand substitutes stay until spot machines are ready. Orders do not suffice.
     stands_in = decide(late, first, A, **gone)
     comes = decide(hours(3500, 4000), stands_in, A, a=(0, 10), on_demand=(10, 0))
     works = decide(hours(3500, 4000), comes, A, a=(10, 0), on_demand=(10, 0))
@@ -256,7 +256,7 @@ def test_lagging_stream_gets_on_demand_only_when_needed_for_max_lag() -> None:
     assert on_demand([200.0, 100.0]) == 0
     assert on_demand([215.0, 100.0]) == 1
     assert on_demand([215.0, 100.0], (0, 1)) == 1
-    assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
+    assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another stream
     assert on_demand([], (1, 0)) == 1
     assert on_demand([100.0], (1, 0), behind_s=215.0) == 1
     assert on_demand([], (1, 0), behind_s=215.0) == 1  # some lag remains
