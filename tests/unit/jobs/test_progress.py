@@ -451,13 +451,14 @@ def test_job_is_drained_once_all_records_are_settled_and_none_arrives() -> None:
 
 
 def test_job_waits_for_records_until_an_update_has_enough() -> None:
-    # K = 2 batches of 10: one waits, and 9 records are in none.
+    # An update needs two batches of ten records. One batch and nine unclaimed records wait.
     view = running(rows(3), 1, 139)
     assert view.state(NOW) == (
         "waiting for records",
         "an update needs 2 batches of 10 records; 1 batch and 9 records are waiting",
     )
-    assert running(rows(3), 1, 140).state(NOW).word == "running"  # a worker is about to claim them
+    # A worker is about to claim ten records.
+    assert running(rows(3), 1, 140).state(NOW).word == "running"
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is in flight
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))

@@ -182,7 +182,7 @@ class World:
 
     @cached_property
     def batches(self) -> CountedBatches:
-        """Return the thread that computes."""
+        """Return the batches of requests, with the thread that computes them."""
         return CountedBatches(
             *self.models,
             metrics=self.metrics,
@@ -263,7 +263,7 @@ class World:
             return await client.post(path, content=content, headers=headers)
 
     async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
-        """Send all of these at once."""
+        """Send requests with these bodies at once."""
         infer = f"/v2/models/{self.spec.name}/infer"
         return await asyncio.gather(*(self._asked(infer, body) for body in bodies))
 
@@ -708,7 +708,7 @@ def test_waiting_requests_are_batched_and_a_bad_one_fails_alone(
     answers = world.runner.run(together())
     codes = [each.status_code for each in answers]
     assert codes == [200] * 5 + [400] + [200] * 4
-    # Pass 2 is repeated, each request by itself.
+    # The second pass fails, so each of its eight requests is computed alone.
     assert passes == [3, 8, *[1] * 8, 2]
     assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
         str(n) for n in range(10) if n != 5

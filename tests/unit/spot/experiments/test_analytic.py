@@ -102,7 +102,7 @@ def test_on_demand_only_takes_theta_0_at_its_price() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
     done = simulate_analytically(job, OnDemandOnly(), steady(runs, workers), seed=1)
-    # Incomplete batches of the other workers are left over when the last update is complete.
+    # When the last update is complete, each of the other workers has half a batch left on average.
     expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
     error_s = runtimes_s(done).std() / np.sqrt(runs)
     assert runtimes_s(done).mean() == pytest.approx(expected_s, abs=5 * error_s)

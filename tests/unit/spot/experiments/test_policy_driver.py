@@ -182,7 +182,7 @@ class Counted:
 
 def test_priors_give_way_to_observations() -> None:
     # slot 0  # . . . #   up for 4 of 10 s, preempted once; slot 1 was up for all 10 s
-    # prior: 0.9 of a cycle of 100 s
+    # The prior is an availability of 0.9 with a cycle of 100 s.
     beliefs = Priors(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
     counted = Counted()
     fleet = SimulatedFleet(POOLS, 1, 2, STEP_S)

@@ -190,7 +190,8 @@ def test_on_demand_substitutes_stay_until_spot_machines_are_ready() -> None:
     lost, first = {"a": (0, 0)}, decide(PLENTY, None, A)
     stands_in = decide(hours(3600, 3650), first, A, **lost)
     assert stands_in.on_demand == STREAMS
-    # With less work, fewer losses are ahead: released machines would start again a moment later.
+    # Substitutes stay, although less work means fewer losses to come. If they were released, they
+    # would be ordered again a moment later.
     there = {"on_demand": (10, 0)}
     assert decide(hours(10, 5000), stands_in, A, **lost, **there).on_demand == STREAMS
     assert decide(hours(10, 5000), stands_in, A, a=(7, 3), **there).on_demand == 3
@@ -198,7 +199,8 @@ def test_on_demand_substitutes_stay_until_spot_machines_are_ready() -> None:
 
 
 def test_reserve_covers_more_losses_than_expected() -> None:
-    # Ten hours of work in lives of one hour: ten losses are expected, and twenty are tolerated.
+    # Machines live for an hour on average, so ten losses are expected in ten hours of work. The
+    # reserve covers twenty.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
     first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)

@@ -68,8 +68,8 @@ def test_price_change_leads_to_a_new_plan_with_the_reason(street: Street) -> Non
 def test_plan_is_infeasible_while_on_demand_machines_are_refused(
     street: Street,
 ) -> None:
-    # spot      ████ dearer than on demand, for good
-    # on-demand      refused ░░░░░░░░░░░░ ████████
+    # spot       ████ then more expensive than on demand, until the end
+    # on-demand       refused ░░░░░░░░░░░░ ████████
     harness = at_work(street)
     street.fleet.faults.without.add("on-demand")
     street.prices.set("spot", 3.0)
@@ -153,7 +153,7 @@ def test_one_time_policy_decides_again_once_arrivals_are_known(
     assert "arrivals are assumed to be 8/s" in first.why
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
-    # It keeps this decision, also after a restart.
+    # The policy keeps this decision, even after a restart.
     successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
@@ -326,7 +326,7 @@ def test_plan_for_waiting_records_includes_the_time_of_gradients(
     if policy != "on-demand":
         # This would differ if gradients took no time.
         assert not first.on_demand
-    # Waiting records do not cause a new plan. Machines that stay longer do.
+    # Waiting records alone do not cause a new plan, but machines that are kept longer do.
     assert len(others) <= 2
 
 

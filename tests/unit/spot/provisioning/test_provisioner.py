@@ -257,7 +257,7 @@ def test_orders_of_a_frozen_former_leader_have_no_effect(street: Street) -> None
     successor = ProviderThread(street, name="p2")
     street.append(
         ProvisionerLead(ghost.provisioner.ledger.term, "p0#1", T0)
-    )  # the ghost's term is over
+    )  # ends the ghost's term
     successor.run(10)
     street.fleet.preempt(1)
     successor.run(5)
