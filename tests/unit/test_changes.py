@@ -1,4 +1,4 @@
-"""Slow tests run by day only after a change of a file that they test."""
+"""Slow tests run outside the nightly run only after a change of a file that they test."""
 
 from __future__ import annotations
 

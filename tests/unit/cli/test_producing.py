@@ -70,8 +70,8 @@ def test_records_delayed_by_a_stall_are_sent_at_once() -> None:
         times.append(clock())
 
     run(601, clock, ArrivalSchedule(100), send=send)
-    #          stall 0.11..3.11
-    #   |------|///////////////|==caught up==|------------| 6.0
+    #   sends    stall, 0.11 to 3.11 s   catches up   sends
+    #   |------|///////////////////////|============|------------| 6.0 s
     assert times[-2] == pytest.approx(6.0, abs=0.06)
     assert sum(1 for time in times if time < 3.2) >= 310
 

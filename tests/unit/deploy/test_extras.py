@@ -122,7 +122,7 @@ class Case(NamedTuple):
 
 
 def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
-    """Return all modules that each case's process has loaded. It imports `first` before the case."""
+    """Return the modules that the process of each case has loaded. It has imported `first`, too."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
         input=json.dumps([[case.arguments() for case in each] for each in (first, cases)]),

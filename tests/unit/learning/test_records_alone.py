@@ -133,7 +133,7 @@ class Drawn:
         return self.chance.choice(self._lengths)
 
     def items(self, each: Callable[[], Any]) -> list[Any]:
-        """Return an array with a drawn number of items."""
+        """Return a list with a drawn number of items."""
         return [each() for _ in range(self.length())]
 
 

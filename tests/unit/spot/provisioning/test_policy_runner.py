@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
-# The job trains on all arrivals for ever, so that there is nothing to plan for.
+# The job trains on all arrivals and never ends, so there is no end to plan for.
 UNDECIDED = replace(SETTINGS, updates=None, deadline_at_s=math.inf)
 
 

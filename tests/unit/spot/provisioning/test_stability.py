@@ -175,7 +175,7 @@ def test_restored_plan_leads_to_the_same_decisions() -> None:
     assert again.reason == first.reason
     assert again.places.tolist() == first.places.tolist()
     assert again.basis.work.updates == first.basis.work.updates
-    # Only time has passed, so it is the first review for both.
+    # Nothing but the time has changed. The policy reviews both decisions for the first time.
     later = situation(now_s=31.0)
     assert policy.reconsider(later, again).places.tolist() == (
         policy.reconsider(later, first).places.tolist()
