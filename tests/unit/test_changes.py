@@ -1,4 +1,4 @@
-"""Tests that wait until the files that they test change."""
+"""Slow tests run outside the nightly run only after a change of a file that they test."""
 
 from __future__ import annotations
 

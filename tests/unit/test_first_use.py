@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# The Structs of these modules stay in their process, or are written and never read.
+# Modules whose Structs are never decoded: they stay in their process, or are only encoded.
 INSIDE = {
     *("common.core.order_queue", "common.core.batching", "common.core.commands"),
     *("common.core.events", "common.core.members.replica", "common.core.grouping"),
@@ -22,7 +22,7 @@ INSIDE = {
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
     *("common.spot.experiments.protocol", "services.serve.protocol"),
 }
-# One thread at a time converts to these types, see `common.data.decoders`.
+# Modules whose types are converted to by one thread at a time, see `common.data.decoders`.
 OPTIONS = {"common.learning.optimizers", "common.learning.task_options"}
 THREADS, SWITCH_S = 6, 1e-6
 PRELUDE = f"""

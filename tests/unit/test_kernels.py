@@ -1,4 +1,4 @@
-"""Kernels that the processor lacks are skipped, and tests that compute are found."""
+"""Kernels that the processor cannot run are left out, and tests that compute are found."""
 
 from __future__ import annotations
 

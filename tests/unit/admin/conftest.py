@@ -32,7 +32,7 @@ LIMITS = Limits(simulate_s=600.0)
 
 @dataclass
 class World:
-    """An admin service and its servers. Set attributes before the first request."""
+    """An admin service and its servers. The first request creates the service."""
 
     settings: Settings = field(default_factory=partial(Settings, blobs="s3://memory"))
     log: MemoryLog = field(default_factory=MemoryLog)
@@ -53,7 +53,7 @@ class World:
 
     @cached_property
     def app(self) -> FastAPI:
-        """Return the application, once keys and streams are there."""
+        """Create the keys and the application."""
         assert self.viewer != self.operator
         return create_app(self.outside, self.limits)
 

@@ -59,7 +59,7 @@ def cut(opened: list[Connection]) -> list[bool]:
 def test_new_connection_closes_the_longest_idle_one_of_its_address() -> None:
     connections = Connections(10, 2)
     opened = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
-    # Its request has been answered by now.
+    # The service has answered the request of the first connection.
     connections.waits(opened[0])
 
     begun(connections, "192.0.2.1")
@@ -302,7 +302,7 @@ def test_event_stream_slow_reader_and_idle_client_are_not_closed(world: World, p
     idle = Client(port, head(world, "GET /healthz"))
     idle.read_until(b'{"ok":true}')
 
-    # Silent for longer than any request may take.
+    # When this connection times out, the idle one has been silent for longer than that.
     assert Client(port).last_words()
 
     idle.say(head(world, "GET /healthz"))

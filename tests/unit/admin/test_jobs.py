@@ -212,7 +212,7 @@ def test_timed_out_check_rejects_the_job_unless_the_request_skips_it(
         False,
         "the request asks for no check",
     )
-    # A change of a running job is validated as far as possible.
+    # A change of the existing job is accepted, although its task cannot be checked.
     answer = checking.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": {"mode": "stale"}})
     assert answer.status_code == 200
 

@@ -60,7 +60,7 @@ def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -
 
 @pytest.fixture
 def led(world: World) -> World:
-    """A job with two versions: 1 in storage with the lower loss, 2 hot."""
+    """A job with two versions: 1 in storage, with the lower loss, and 2 only in Redis."""
     world.streams("clinic-a")
     answer = world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Case: TypeAlias = AnyCase[Any]
     Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
-# Examples per route and kind. They test routes, not pydantic, so a few suffice. They are the same
-# in each run. Even fewer run if neither routes nor their types have changed.
+# Examples per route and kind. A few suffice, because they test routes and not pydantic. They are
+# the same in each run. Fewer run if neither routes nor their types have changed.
 CHANGED = has_changed("common/api/", "common/config/", "common/jobs/", "services/admin/")
 EXAMPLES = 8 if CHANGED else 3
 ALWAYS = ("400", "401", "403", "413", "422", "429")
@@ -66,7 +66,7 @@ def served() -> Iterator[World]:
 
 
 def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Response:
-    """Sends the bytes that schemathesis generated."""
+    """Send the bytes that schemathesis generated."""
     asked = requests.Request(**case.as_transport_kwargs(base_url=f"http://{HOST}")).prepare()
     headers = {name: value for name, value in asked.headers.items() if value is not None}
     path = str(asked.url).removeprefix(f"http://{HOST}")

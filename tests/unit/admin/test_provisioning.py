@@ -35,7 +35,7 @@ BELIEVED = {"arrivals_per_s": EstimateRecord(100.0, 2.0, 97.0, 103.0)}
 
 
 def planned(number: int, at_s: float) -> Planned:
-    """Two slots on spot, one on demand, one without a machine."""
+    """Return a plan with two slots on spot, one on demand and one without a machine."""
     return Planned(
         term=0,
         number=number,
@@ -71,7 +71,7 @@ def decide(world: World, *records: PlanRecord) -> None:
 
 @pytest.fixture
 def rented(world: World) -> World:
-    """A job with rented machines. A candidate is in charge of them."""
+    """A job with rented machines, whose provisioner leads."""
     world.streams("clinic-a")
     spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
     answer = world.ask("POST", "/v1/jobs", json=spec)

@@ -38,7 +38,7 @@ def write(world: World, *audit: AuditRecord) -> None:
 
 
 def written(world: World) -> list[AuditRecord]:
-    """Return the records after the quarantines."""
+    """Return the records of the updates topic that follow the quarantines."""
     records = world.log.tail(Partition(UPDATES, 0), len(QUARANTINE)).read(100, 0.0)
     return [decode_audit(record.value or b"") for record in records]
 

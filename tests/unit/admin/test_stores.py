@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 def test_lost_records_are_repaired_by_writing_the_previous_value() -> None:
-    log = MemoryLog(lambda: 0.0)  # an old time for all records
+    # All records have an old time.
+    log = MemoryLog(lambda: 0.0)
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     job = JobOperations(log).submit(parse_job(TEXT))
     _, key = KeyStore(log).create("ci", "viewer")
@@ -98,8 +99,8 @@ def test_write_that_did_not_start_in_time_is_never_made(monkeypatch: pytest.Monk
         return error.value
 
     async def write() -> None:
-        # A busy machine may need several attempts until one starts in time. Nobody knows
-        # if a change that has started is carried out. This one is.
+        # A busy machine may need several attempts until one starts in time. The service cannot
+        # tell if a change that has started will be carried out. This one is.
         while not isinstance(first := await refused(hang), UnknownOutcomeError):
             pass
         assert "may have been made" in str(first)

@@ -29,7 +29,7 @@ def test_caller_of_hanging_work_gets_an_error_and_turns_resume_afterwards() -> N
         assert begun == [0]
         going_on.set()
         assert await turns.run(partial(hang, 6)) == 6
-        # Nobody waits for calls that did not begin.
+        # The calls that timed out before they began are never made.
         assert begun == [0, 6]
 
     asyncio.run(scenario())

@@ -38,7 +38,7 @@ def submitted(world: World) -> World:
 def change(
     at_s: float, action: str, *, changed: dict[str, int] | None = None, reason: str = ""
 ) -> dict[str, object]:
-    """Return a change as an answer has it."""
+    """Return a change in the form of the API's answers."""
     who = {"by": "olga", "role": "operator", "revision": 0}
     return {"at_s": at_s, "action": action, **who, "changed": changed or {}, "reason": reason}
 

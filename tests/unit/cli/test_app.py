@@ -94,7 +94,7 @@ def test_help_does_not_import_what_only_commands_need() -> None:
 
 
 def test_running_command_enables_garbage_collection(world: World) -> None:
-    # `doll` does the same while it imports.
+    # `doll` disables garbage collection while it imports modules.
     gc.disable()
     try:
         world.run("job", "list")

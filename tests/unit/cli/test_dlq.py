@@ -48,7 +48,7 @@ class MortalLog(MemoryLog):
     left = 10**6
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """Return transactions that count."""
+        """Return transactions that fail after `left` of them."""
         super().transactions(name)
         mortal = self._names[name] = _Mortal(self, name)
         return mortal
@@ -137,7 +137,7 @@ def test_replay_by_reason_writes_records_once_with_key_headers_and_address(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL)])
-    # It has the address of the same record.
+    # The other job's dead letter has the address of the same record.
     fail(world, 5, NO_LABEL, job="other")
     options = ("dlq", "replay", "clinic-a", "--reason", "label")
 
@@ -196,7 +196,7 @@ def test_record_that_failed_again_is_replayed_only_with_the_again_option(world: 
     )
     assert new(world) == []
     world.run("dlq", "replay", "other", "--all", "--to", "clinic-a", "--again")
-    # The first address, not a replay's.
+    # The header has the address of the original record, not that of its first replay.
     assert new(world) == [(b"r3", ADDRESS.format(3))]
 
 
@@ -218,7 +218,7 @@ def test_deleted_record_is_replayed_from_a_complete_dead_letter_only(
     assert [(each.value, each.key) for each in stream_from(world, 10)] == [
         (b"r3", None),
         (b"r4", None),
-        # Kafka lost records: another one has its offset.
+        # Kafka lost record 8, and another one has its offset.
         (b"not r8", None),
     ]
 
@@ -274,7 +274,7 @@ def test_replay_interrupted_after_its_final_quarantine_record_continues(
 
 
 class BusyLog(MemoryLog):
-    """A log in which another command ends just before one takes the name for itself."""
+    """A log in which another command runs just before a command takes its transactional id."""
 
     other: Callable[[], object] | None = None
 

@@ -357,7 +357,7 @@ def test_watch_and_list_show_expired_records(world: World) -> None:
     claimed(world, 1)
     world.log.expire(Partition("clinic-a", 0), 4)
     shown = world.run("job", "watch", "digits", "--once").stdout
-    # A batch of two, and one unclaimed record.
+    # The lag is a batch of two records, and one unclaimed record.
     assert "lag 3 " in shown
     assert "records expired 2 " in shown
     head, line, *_ = world.run("job", "list").stdout.splitlines()

@@ -96,7 +96,7 @@ class MortalLog(MemoryLog):
     left = 2
 
     def transactions(self, name: str) -> MemoryTransactions:
-        """Return transactions that count."""
+        """Return transactions that fail after `left` of them."""
         log = self
 
         class Mortal(MemoryTransactions):

@@ -120,7 +120,7 @@ def test_probability_reduces_spot_workers_and_is_reported(world: World) -> None:
     assert found["spot"] < 30
     assert 0.95 <= found["deadline_probability"] <= 1
     longer = planned(world, *options(probability=0.95, cycle=4000))
-    # Fewer, longer outages vary more.
+    # If outages are fewer but longer, the uptime of a machine varies more.
     assert longer["spot"] < found["spot"]
 
 
@@ -301,10 +301,10 @@ def test_plan_of_a_market_file_covers_each_pool_and_takes_the_cheapest(
     world: World, market_file: Path
 ) -> None:
     found = planned(world, *options(*UNSAID, market=market_file))
-    # The pool has no more machines.
+    # Pool west has only 20 machines.
     assert (found["pool"], found["spot"]) == ("west", 20)
     west, east = found["pools"]
-    # It is the mean of the recorded prices.
+    # The price is the mean of the recorded prices.
     assert west["usd_per_hour"] == pytest.approx(0.12)
     alone = planned(world, *options())
     assert (east["name"], east["spot"]) == ("east", alone["spot"])
@@ -389,7 +389,8 @@ def test_bids_for_a_backlog_are_reported_with_figures_from_past_prices(
     found = planned(world, *line)
     (bid,) = found["bids"]
     assert (bid["pool"], bid["machines"], found["spot"], found["on_demand"]) == ("old", 20, 20, 0)
-    # An update takes 20 machines one gradient. The plan expects no refund.
+    # In the time of one gradient, 20 machines make an update. A bid below $0.20 loses its machines
+    # in every third hour, which is then free of charge.
     assert found["expected_runtime_s"] == pytest.approx(2000)
     share = 1 - found["expected_cost_usd"] / (20 * 0.1 * 2000 / 3600)
     assert share == pytest.approx(1 / 3 if bid["at_most_usd_per_hour"] < 0.2 else 0, abs=0.02)

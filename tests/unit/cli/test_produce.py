@@ -222,7 +222,7 @@ def test_produce_held_out_of_a_file_is_rejected(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "sent"),
     [
-        # 600 records of 10 KB; it retains 5 MB.
+        # 600 records of 10 KB do not fit into the 5 MB that one partition retains.
         (("--create-partitions", "1"), None),
         (("--create-partitions", "2"), [300, 300]),
         (("--create-partitions", "1", "--records", "400"), [400]),

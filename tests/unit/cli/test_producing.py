@@ -70,8 +70,8 @@ def test_records_delayed_by_a_stall_are_sent_at_once() -> None:
         times.append(clock())
 
     run(601, clock, ArrivalSchedule(100), send=send)
-    #          stall 0.11..3.11
-    #   |------|///////////////|==caught up==|------------| 6.0
+    #   sends    stall, 0.11 to 3.11 s   catches up   sends
+    #   |------|///////////////////////|============|------------| 6.0 s
     assert times[-2] == pytest.approx(6.0, abs=0.06)
     assert sum(1 for time in times if time < 3.2) >= 310
 
@@ -140,7 +140,7 @@ class SmallWriter(MemoryWriter):
 
 
 def test_each_long_pause_of_kafka_is_reported_once() -> None:
-    # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
+    # Kafka: 0 s: away, a record is queued | 1 s: back, away again | 7 s: reported | 9 s: back
     log, clock, said = MemoryLog(), ManualClock(), list[str]()
     log.create_topics([NewTopic("a")])
     back_s = [1.0, 9.0]

@@ -40,7 +40,7 @@ on_preemption: hold
 
 
 def claim(worker: str, topic: str, start: int, *, at_s: float, rate: float = 5.0) -> bytes:
-    """Return batches of ten records, one every 1 / rate seconds from `at_s` on."""
+    """Return the claim of ten records. One arrives every 1 / rate seconds from `at_s` on."""
     span = Span(topic, 0, start, start + 10)
     return encode_claim(
         BatchReady(WorkerId(worker), (span,), 10, (), 1000 + at_s, 1000 + at_s + 9 / rate)

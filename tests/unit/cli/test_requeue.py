@@ -62,7 +62,7 @@ def happened(world: World, *audit: AuditRecord) -> None:
 
 
 def written(world: World) -> list[AuditRecord]:
-    """Return the current audit."""
+    """Return all records of the updates topic."""
     records = world.log.tail(Partition(UPDATES, 0), 0).read(100, 0.0)
     return [wire.decode_audit(record.value or b"") for record in records]
 
@@ -215,7 +215,7 @@ def test_requeue_or_replay_after_a_concurrent_one_does_nothing(
 
 
 def test_job_logs_print_only_effective_decisions(world: World) -> None:
-    # Another leader: it does not count.
+    # This Lead does not follow the leader in office, so it does not count.
     late = Lead(7, GENESIS, "c3", 8)
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
     happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2", 6))

@@ -52,7 +52,7 @@ spot: [{usd_per_hour: 0.158, availability: 0.8, cycle_s: 20}]
 def run(
     cost_usd: float, runtime_s: float, *, finished: bool = True, deadline_s: float = 6720.0
 ) -> SimulatedRun:
-    """Half of the money and the time on spot, compared with 10 dollars on demand."""
+    """Return a run with half of its cost and machine time on spot. On demand it would cost $10."""
     pools = (
         PoolUse("on-demand", cost_usd / 2, runtime_s, 1, 0),
         PoolUse("spot", cost_usd / 2, runtime_s, 3, 2),

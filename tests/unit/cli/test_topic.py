@@ -84,7 +84,7 @@ def test_describe_opens_an_envelope_and_classifies_its_columns(world: World) -> 
         "inputs": ("numbers", "geo.country", "opened", "rate", "taps"),
     }
     found = codec_of(spec.records).decode([envelope(61)]).records
-    # One second is more than a float32's precision.
+    # A larger number of seconds would lose precision as a float32.
     assert abs(found["opened"][0]) < 10_000_000
 
 

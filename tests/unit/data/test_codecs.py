@@ -16,7 +16,7 @@ from common.data.columns import bucket_of
 from common.data.fields import DTYPE_NAMES, Columns, DecodedColumns, Field
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
-# Codecs that write columns; the others write by their producers' schemas.
+# Codecs that can also encode columns. The others only decode, by their producers' schemas.
 WRITTEN = ("tensor", "json")
 FINITE = {"allow_nan": False, "allow_infinity": False}
 FIELDS = [Field("x", "float32", (2,)), Field("i", "int8"), Field("b", "bool")]

@@ -115,7 +115,7 @@ def test_json_values_are_converted_to_numbers(
     field: str, values: list[object], numbers: list[object]
 ) -> None:
     assert column(field, *values) == numbers
-    # A value means the same alone as beside others.
+    # A value is read the same if its record is the only one.
     assert [column(field, value)[0] for value in values] == numbers
 
 
@@ -179,7 +179,7 @@ def test_typed_and_untyped_json_parsers_agree(
     ).records.described()
     values = [json.dumps(record).encode() for record in records]
     one = JsonCodec(fields[:2]).decode(values)
-    # Reads one path as two types, and accepts what x accepts.
+    # Field z reads the path of x as another type. It skips no record that x accepts.
     other = JsonCodec(fields).decode(values)
     assert one.skipped == other.skipped
     assert one.kept.tolist() == other.kept.tolist()

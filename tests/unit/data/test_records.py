@@ -73,7 +73,7 @@ def test_warp_does_not_modify_its_input() -> None:
 
 
 def test_warp_by_a_plain_shift_is_exact() -> None:
-    # The only warp of these bounds that is drawn is a shift; both signs occur among many images.
+    # With these bounds, a warp is only a shift. Among many images there are shifts of both signs.
     images = np.zeros((200, 1, 5, 5), np.uint8)
     images[:, :, 2, 2] = 200
     warped = warp(images, np.random.default_rng(1), Strength(0, 0, 0, 0.5, 0))

@@ -1,4 +1,4 @@
-"""The part of AWS's access management that our policies use: is a request allowed?"""
+"""Decides if policies allow a request, by the part of AWS's rules that our policies use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Policy:
     used: set[tuple[int, str, str]] = field(default_factory=set)  # statement, action, resource
 
     def allows(self, request: Request) -> bool:
-        """Return True if a statement allows the request. Records which one."""
+        """Return True if a statement allows the request. Record that statement in `used`."""
         found = False
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
@@ -46,7 +46,7 @@ class Policy:
         return found
 
     def grants(self) -> Iterator[tuple[int, str, str]]:
-        """Return everything that it allows, in the form of `used`."""
+        """Return everything that the policy allows, in the form of `used`."""
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
                 for resource in listed(statement["Resource"]):

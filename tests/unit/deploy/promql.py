@@ -24,12 +24,12 @@ _WORDS = frozenset(
 _OF_COUNTERS = ("increase", "rate")
 _OF_GAUGES = ("changes", "deriv")
 _KNOWN = {metric.name: metric for metrics in sections().values() for metric in metrics}
-# Counters whose value itself is of interest: totals since the job began.
+# Counters that queries may use without a rate: totals since the job began.
 _AMOUNTS = frozenset({"doll_spent_usd_total"})
 
 
 def faults(expression: str) -> list[str]:
-    """Return what in a query contradicts the declarations of the metrics. Empty if nothing does."""
+    """Return the contradictions between a query and the declarations of its metrics."""
     found = list[str]()
     bare = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
@@ -85,7 +85,7 @@ def _labels(name: str) -> set[str]:
 
 
 def _misused(name: str, expression: str) -> list[str]:
-    """Counters grow, so only their rate is of interest. Gauges also fall, so they have no rate."""
+    """Return the wrong uses of a metric: a counter without its rate, or the rate of a gauge."""
     metric = _base(name)
     if metric is None:
         return []
@@ -101,7 +101,7 @@ def _misused(name: str, expression: str) -> list[str]:
 
 
 def _selectors(expression: str) -> list[tuple[str, str]]:
-    """Yield names of metrics, each with the text in its braces."""
+    """Return the names of a query's metrics, each with the text in its braces."""
     without = re.sub(
         r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", r"\1", expression
     )
@@ -118,7 +118,7 @@ def _selectors(expression: str) -> list[tuple[str, str]]:
 
 
 def _aggregations(expression: str) -> list[tuple[list[str], str]]:
-    """Yield the labels of each `by`, and the aggregated expression."""
+    """Return the labels of each `by`, and the expression that it aggregates."""
     found = list[tuple[list[str], str]]()
     for match in re.finditer(r"\bby\s*\(([^)]*)\)\s*\(", expression):
         depth, end = 1, match.end()

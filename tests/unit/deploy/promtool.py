@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def promtool(*arguments: str, folder: Path) -> str:
-    """Return the complaints, empty without any. Skips the test without promtool."""
+    """Return promtool's complaints, or "". If promtool is missing, skip or fail the test."""
     program = shutil.which("promtool")
     if program is None:
         lacking("there is no promtool: install Debian's prometheus")

@@ -28,7 +28,7 @@ Manifest = dict[str, Any]
 
 @cache
 def made(*names: str) -> tuple[Manifest, ...]:
-    """Return all objects of the chart, with some of its values files. Without any: the default."""
+    """Return all objects of the chart, with its default values or with some of its values files."""
     options = [option for name in names for option in ("-f", str(CHART / f"values-{name}.yaml"))]
     if "ec2" in names:
         options += ["--set-file", f"provisioner.market={MARKET}"]
@@ -43,7 +43,7 @@ def chart(*options: str, path: Path = CHART) -> tuple[Manifest, ...]:
 
 
 def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
-    """Return helm's output. Skips or fails the test if helm is missing."""
+    """Run helm, and return its result. Skip or fail the test if helm is missing."""
     program = shutil.which(
         "helm", path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"
     )

@@ -90,7 +90,7 @@ def test_each_alert_has_a_test() -> None:
     assert untried == []
 
 
-# Prometheus needs seconds for it.
+# Prometheus needs seconds for this test.
 @once_changed("deploy/prometheus/", "tests/unit/deploy/test_alerts.py")
 def test_alerts_fire_when_expected_and_not_before() -> None:
     assert promtool("test", "rules", "alerts_test.yml", folder=FOLDER) == ""

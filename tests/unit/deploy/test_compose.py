@@ -22,7 +22,7 @@ NAMES = sorted(SERVICES)
 # Containers that end when their work is done, so that they need no health check.
 ONCE = {"s3-bucket"}
 WRITES_BESIDE_ITS_PROGRAMS = {"kafka"}
-# Only one of the file's two readers knows these keys.
+# Keys that only one of the two programs that read the file knows.
 FORBIDDEN = {
     *("attach", "annotations", "cgroup", "develop", "dockerfile_inline", "env_file", "extends"),
     *("gpus", "include", "models", "post_start", "pre_stop", "provider", "start_interval"),

@@ -24,7 +24,7 @@ SCHEMA = "import compose.config; print(compose.config.__path__[0])"
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    """Return the old Compose, a Python program. A newer one of this name does not count."""
+    """Return the path of docker-compose 1.29. If it is missing or newer, skip or fail the test."""
     found = shutil.which("docker-compose")
     if found is None or not said(found, "version", "--short").startswith(OLD):
         lacking(MISSING)

@@ -18,7 +18,7 @@ SCRIPTS = ROOT / "deploy/compose"
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as an image's small shell would."""
+    """Run a script with `sh` and these variables, as a container would."""
     return subprocess.run(  # noqa: S603 -- our own scripts
         ["sh", *command],  # noqa: S607 -- whichever shell there is
         env={"PATH": os.environ["PATH"], **environment},
@@ -29,7 +29,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_secrets(folder: Path) -> dict[str, str]:
-    """Return the contents of the files."""
+    """Run `make-secrets`. Returns the contents of its files by name."""
     done = run(str(SCRIPTS / "make-secrets"), str(folder))
     assert done.returncode == 0, done.stderr
     found = {path.name: path.read_text() for path in folder.iterdir()}

@@ -75,7 +75,7 @@ def test_copied_modules_exist_and_are_in_the_build_context() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_target_ends_with_a_numeric_non_root_user(target: str) -> None:
     last = STAGES[target].instructions[-1]
-    # Kubernetes sees that it is not root.
+    # Kubernetes can tell from a number that the user is not root.
     assert last == Instruction("USER", "10001:10001")
 
 
@@ -113,7 +113,7 @@ def test_image_contains_no_secrets() -> None:
 
 def test_dockerfile_names_no_host_and_needs_no_buildkit() -> None:
     text = DOCKERFILE.read_text()
-    # The site chooses the package index.
+    # Each site chooses its own package index.
     assert "://" not in text
     assert "--mount" not in text
     assert not [i for i in instructions("COPY") if i.text.startswith(("--link", "--chown"))]
@@ -125,7 +125,7 @@ def test_image_contains_the_extras_of_its_services_and_service_no_torch() -> Non
     ]
     assert extras("service") == {"admin", "cli", "provisioner", "registry", "tracing"}
     trained = {"coordinator", "evaluator", "provisioner", "registry", "serve", "tracing", "worker"}
-    # Its provisioner may be one whose machines are processes.
+    # A provisioner in this image may run workers as processes of its own.
     assert extras("worker") == trained
     assert not [extra for extra in extras("service") if "torch" in known[extra]]
     packages = [s for s in needed(STAGES, "service") for i in s.instructions if " torch" in i.text]
@@ -152,7 +152,7 @@ def test_code_change_does_not_reinstall_requirements() -> None:
             *("cpu", "there"),
             [
                 "--no-deps --index-url there --constraint constraints.txt torch",
-                # Its dependencies come from another index.
+                # The dependencies of torch come from another index.
                 "--constraint constraints.txt torch",
             ],
         ),

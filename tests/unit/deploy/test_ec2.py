@@ -87,7 +87,7 @@ def template() -> dict[str, Any]:
 
 
 def put_up(client: EC2Client) -> list[str]:
-    """Create what template and market name. Returns the subnets."""
+    """Create the resources that the template and the market name. Returns the subnets."""
     (network,) = client.describe_vpcs()["Vpcs"]
     group = client.create_security_group(
         GroupName="doll-worker", Description="workers", VpcId=network["VpcId"]
@@ -148,7 +148,7 @@ def questions(call: Call) -> Iterator[Request]:
         for resource in (f"{PREFIX}:fleet/fleet-1", *others):
             yield Request("ec2:CreateFleet", resource, region)
         yield Request("ec2:CreateFleet", instance, region | tags)
-        # An instant fleet launches in the caller's name.
+        # A fleet of type `instant` launches machines with the rights of its caller.
         for resource in (*others, *launched):
             yield Request("ec2:RunInstances", resource, by_us)
         yield Request("ec2:RunInstances", instance, by_us | tags)

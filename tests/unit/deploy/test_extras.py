@@ -98,7 +98,7 @@ def pinned() -> set[str]:
 
 
 def modules_of(service: str) -> list[str]:
-    # Includes the modules of its commands, except those of machines that have more installed.
+    # The modules of the CLI's commands count, except commands that need more than the CLI's extra.
     if service == "cli":
         return ["common.embedded.stack", *(f"services.cli.{name}" for name in COMMANDS)]
     paths = sorted((ROOT / "services" / service).glob("*.py"))
@@ -122,7 +122,7 @@ class Case(NamedTuple):
 
 
 def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
-    """Return the loaded modules of each case. Each process first imports `first`."""
+    """Return the modules that the process of each case has loaded. It has imported `first`, too."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
         input=json.dumps([[case.arguments() for case in each] for each in (first, cases)]),

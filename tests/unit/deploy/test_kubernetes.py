@@ -36,7 +36,7 @@ VERSIONS = ("1.30", "1.37")
 # A leaving worker sends its last announcements in this time.
 ANNOUNCEMENTS_S = 5
 SECURITY = re.compile(r"DOLL_KAFKA_(SECURITY|SASL|SSL)_\w+")
-# Their own schemas are long and elsewhere. These are the fields that we use, at any depth.
+# Fields of custom resources that we use, at any depth. The validator lacks their schemas.
 CUSTOM = {
     "PodMonitor": {
         *("jobLabel", "selector", "matchLabels", "podMetricsEndpoints"),
@@ -105,7 +105,7 @@ def fields_of(value: object, below: str = "") -> Iterator[str]:
 def test_every_object_is_valid_for_kubernetes(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Otherwise each object would read it again.
+    # Without a cache, the schema would be read again for each object.
     read = cache(kubernetes_validate.utils.schema_contents)
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read)
     files = [(), *((file,) for file in FILES)]

@@ -47,7 +47,7 @@ def own(name: str, **options: int) -> JobSpec:
 
 
 def problem_of(made: JobSpec) -> str:
-    """Return the refusal of the checking process, whose program runs here in this process."""
+    """Return the refusal of the task check. Its program runs in this process."""
     entrypoint = made.task.entrypoint or ""
     return built_here(made, (entrypoint,)).refused
 

@@ -11,7 +11,7 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 
 WEIGHTS = b"w" * 5000
-# Makes the protocol's part a thousand bytes long.
+# Values that make the protocol's part of a snapshot longer than a first read of 400 bytes.
 LONG = tuple(range(1000))
 
 

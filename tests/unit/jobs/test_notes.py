@@ -13,7 +13,8 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
 
-STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20: 80 batches are needed
+# With K = 20, this mode needs 80 waiting batches.
+STALE = "synchronisation: {mode: stale, staleness: 2}\n"
 
 
 PLAIN = "".join(

@@ -34,7 +34,7 @@ def drained() -> JobProgress:
 
 
 def look(view: JobProgress, at_s: float, stable: int, high: int, **others: int) -> None:
-    """Poll the streams with these ends of the first partition. `other`: end of another one."""
+    """Poll the streams. `stable` and `high` are ends of `PLACE`, `other` is the end of `OTHER`."""
     ends = {**FIRST, PLACE: high, OTHER: others.get("other", FIRST[OTHER])}
     known = {**FIRST, PLACE: stable, OTHER: FIRST[OTHER]}
     view.look(
@@ -153,7 +153,7 @@ def test_open_transactions_become_unknown_without_kafka() -> None:
     assert view.state(START + 70).why == f"{SENTENCE}70 seconds"
 
 
-# --- the look -------------------------------------------------------------------------------------
+# --- the observation ------------------------------------------------------------------------------
 
 
 def test_observation_has_stable_and_last_offset_of_each_partition() -> None:

@@ -63,7 +63,7 @@ STEP_S = 0.5
 
 
 class MachineRecord(NamedTuple):
-    """Records of workers and leaders, and the bounds of the streams."""
+    """Records of the control and updates topics, and the bounds of the streams."""
 
     control: list[tuple[int, ControlRecord | None]]
     updates: list[tuple[int, AuditRecord | None]]
@@ -72,7 +72,7 @@ class MachineRecord(NamedTuple):
 
 
 def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- one case per record
-    """Return a random history: claims, some too late, and leaders, some of them dead writers."""
+    """Return a random history of claims, some too late, and of leaders, some of them deposed."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     ledger, history = Ledger(FIRST), History()
     control = list[tuple[int, ControlRecord | None]]()
@@ -151,7 +151,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
 
 
 def fed(whole: MachineRecord, seed: int) -> JobProgress:
-    """Return a view that was fed in the random order of this seed."""
+    """Return a view that reads both topics alternately, a random number of records at a time."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     view = JobProgress(job())
     control, updates = list(whole.control), list(whole.updates)
@@ -179,7 +179,8 @@ def test_view_equals_the_audit_for_every_order_of_reading(
 ) -> None:
     whole = story(seed, length)
     proof = audit(FIRST, whole.control, whole.updates, whole.starts)
-    assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]  # rewinds that came back
+    # The story may use a batch twice. It must have no other flaw.
+    assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]
     view = fed(whole, order)
     numbers = view.numbers(NOW)
     assert numbers.whole
@@ -450,20 +451,21 @@ def test_job_is_drained_once_all_records_are_settled_and_none_arrives() -> None:
 
 
 def test_job_waits_for_records_until_an_update_has_enough() -> None:
-    # K = 2 batches of 10: one waits, and 9 records are in none.
+    # An update needs two batches of ten records. One batch and nine unclaimed records wait.
     view = running(rows(3), 1, 139)
     assert view.state(NOW) == (
         "waiting for records",
         "an update needs 2 batches of 10 records; 1 batch and 9 records are waiting",
     )
-    assert running(rows(3), 1, 140).state(NOW).word == "running"  # a worker is about to claim them
+    # A worker is about to claim ten records.
+    assert running(rows(3), 1, 140).state(NOW).word == "running"
     assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is in flight
     # The leader's rule chose this K.
     by_rule = replace(update(0, 2, batch(1)), synchrony=Synchrony(4))
     view.feed_update(2, by_rule, NOW - QUIET_S, NOW - QUIET_S)
     assert "an update needs 4 batches of 10 records; 0 batches and 9 " in view.state(NOW).why
     view = running(rows(3), 1, 139)
-    # Each of two workers may have nine of them.
+    # Each of two workers may have nine of the unclaimed records, too few for a batch.
     view.look(
         JobObservation(
             NOW,
@@ -504,7 +506,7 @@ def test_job_is_degraded_above_a_share_of_unusable_recent_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = rows(200)
-    # None of its records decodes: it is in no update.
+    # No record of this batch decodes, so the batch is in no update.
     made[7] = rows(8, skipped=BATCH)[7]
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
@@ -582,7 +584,8 @@ def test_slow_stream_that_does_not_decode_is_named_with_top_reasons() -> None:
 
 def test_progress_comes_from_the_leader_status_with_a_partial_history() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
-    view.claims.feed(7, claim_of(rows(1)[0]))  # unknown if it counts
+    # The ledger is incomplete, so the view cannot tell if this claim is accepted.
+    view.claims.feed(7, claim_of(rows(1)[0]))
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480, epoch=502), NOW, NOW)
@@ -641,7 +644,7 @@ def test_update_totals_exclude_what_was_taken_back() -> None:
 def test_lag_comes_from_the_leader_after_a_rollback_beyond_kept_updates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # versions   1  2  3  ..  16  [17  18  19  20]     a Lead takes back what is above 4
+    # The view keeps the updates 17 to 20 of 20. A Lead then takes back all versions above 4.
     monkeypatch.setattr("common.jobs.progress.POINTS", 4)
     monkeypatch.setattr("common.jobs.progress.KEPT", 4)
     view = JobProgress(job())
@@ -747,8 +750,8 @@ def test_quarantine_by_an_unknown_leader_is_ignored() -> None:
 def test_quarantine_of_a_batch_with_a_lost_claim_is_replaced(
     lost: str,
 ) -> None:
-    # control   3: a batch, lost by Kafka      3: another batch
-    # updates   0: lead  1: the first one   2: the second one   3: the second one is taken back
+    # control   3: a claim, which Kafka loses; another claim then gets its offset
+    # updates   0: lead | 1: quarantine of the lost batch | 2: of the other one | 3: its requeue
     view, again = JobProgress(job()), batch(3, "w1", samples=BATCH - 1)
     view.feed_update(0, lead(), NOW, NOW)
     view.feed_update(1, quarantine(0, 3, lost), NOW, NOW)
@@ -760,13 +763,13 @@ def test_quarantine_of_a_batch_with_a_lost_claim_is_replaced(
 
 
 def test_records_deleted_unread_count_as_expired_and_not_as_lag() -> None:
-    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     none of it is claimed
+    # clicks[0] has ten records from `FIRST` on, none of them claimed. Kafka deletes seven.
     view, place = JobProgress(job()), PLACES[0]
     ends = {**FIRST, place: FIRST[place] + 10}
     view.look(JobObservation(1.0, ends=ends, starts=FIRST))
     before = view.numbers(NOW)
     view.look(JobObservation(2.0, ends=ends, starts={**FIRST, place: FIRST[place] + 7}))
-    # The beginnings are unknown here, and known ones never fall.
+    # This poll does not know the starts of partitions. The view keeps those that it knows.
     view.look(JobObservation(3.0, ends=ends))
     after = view.numbers(NOW)
     assert (before.expired, before.lag) == (0, 10)
@@ -774,7 +777,7 @@ def test_records_deleted_unread_count_as_expired_and_not_as_lag() -> None:
 
 
 def unable_to_use(server: str, process: str, since_s: float, reason: str) -> dict[str, str]:
-    """Return a notice as a process puts it on a job's board."""
+    """Return an outage notice in the form in which a process writes it to a job's board."""
     return {f"{OUTAGE}{server} {process}": f"{since_s:.0f} {reason}"}
 
 

@@ -154,7 +154,8 @@ def test_purge_of_a_running_or_led_job_is_rejected(world: World) -> None:
 def test_purge_of_a_job_of_a_newer_format_is_rejected(world: World) -> None:
     world.work("digits")
     writer = world.log.writer()
-    number = str(world.log.bounds(Partition(JOBS, 0)).end + 1)  # above all that there are
+    # Higher than the numbers of all existing records.
+    number = str(world.log.bounds(Partition(JOBS, 0)).end + 1)
     writer.append(JOBS, b'{"format":99}', key=b"digits", headers=[(NUMBER, number.encode())])
     assert writer.flush(1.0)
     before = world.everything()
@@ -220,7 +221,7 @@ def test_topics_recreated_by_a_frozen_process_go_with_the_next_purge(world: Worl
     world.submit()
     world.stop()
     purge("digits", world.job_store, world.outside())
-    # A process that was frozen until now.
+    # A process that was frozen until now creates the purged job's topics again.
     world.work("digits")
     world.work(world.submit())
     world.stop()

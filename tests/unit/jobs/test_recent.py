@@ -11,7 +11,7 @@ RATE_PER_S = 10
 
 
 def made(recent: RecentRates, first: int, updates: int, from_s: float) -> float:
-    """Record this number of updates. Returns the time of the last one."""
+    """Record updates at `RATE_PER_S`. Returns the time of the last one."""
     for number in range(updates):
         recent.add(update(0, first + number), from_s + number / RATE_PER_S)
     return from_s + (updates - 1) / RATE_PER_S

@@ -412,7 +412,8 @@ def test_tracking_round_trips_and_is_omitted_if_unset() -> None:
     assert spec.tracking is not None
     assert (spec.tracking.experiment, spec.tracking.model) == ("Default", "digits")
     assert job_from_json(spec.model_dump_json()) == spec
-    assert "tracking" not in parse_job(TEXT).model_dump_json()  # programs before it read it
+    # Programs of versions before `tracking` can read such a job.
+    assert "tracking" not in parse_job(TEXT).model_dump_json()
 
 
 def test_misspelt_field_is_rejected_with_a_suggestion() -> None:

@@ -61,7 +61,7 @@ def by_me(
     changed: dict[str, Value] | None = None,
     reason: str = "",
 ) -> Change:
-    """Return a change by the user of this process."""
+    """Return a change by the operating system's user of this process, made with the CLI."""
     return Change(at_s, action, local_user().name, "cli", revision, changed or {}, reason)
 
 
@@ -302,7 +302,8 @@ def test_reader_of_a_recreated_topic_reads_from_the_start(log: MemoryLog, others
 def test_refresh_never_returns_part_of_the_topic(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
+    # Jobs topic: 0: digits runs | 1 to 2000: tombstones of letters | 2001: digits is stopped |
+    # 2002: another tombstone, which Kafka loses
     read, lost = MemoryTail.read, list[TruncatedError]()
 
     def read_or_fail(self: MemoryTail, max_records: int, timeout_s: float) -> list[LogRecord]:
@@ -432,9 +433,8 @@ def test_hold_of_a_paused_or_stopped_job_changes_nothing(log: MemoryLog, wanted:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_hold_decided_before_a_resume_changes_nothing(log: MemoryLog, *, held: bool) -> None:
-    # one leader   decides to hold ........................ writes, late
-    # the others       hold, or a person pauses
-    # a person                                    resumes
+    # one leader   decides to hold the job ...................... writes the hold, too late
+    # meanwhile        another leader holds it, or a person pauses it; then a person resumes it
     job_store = JobOperations(log)
     seen = job_store.submit(parse_job(TEXT))
     if held:
@@ -751,7 +751,8 @@ def test_concurrent_frees_of_a_name_free_it_once() -> None:
     JobOperations(log).submit(parse_job(TEXT))
     JobOperations(log).patch("digits", "enough", wanted="stopped")
     log.meanwhile = lambda: JobOperations(log).free("digits")
-    JobOperations(log).free("digits")  # an equal record is as good
+    # The other writer has written an equal record, so this call succeeds, too.
+    JobOperations(log).free("digits")
     assert JobOperations(log).submit(parse_job(TEXT)).id == "digits.I2"
 
 

@@ -178,7 +178,8 @@ def test_second_process_takes_over_random_tensors_of_the_first(store: Checkpoint
     task = FrozenTask()
     first, second = FlatModel(build_model(task, SEED)), FlatModel(build_model(task, SEED))
     share_base(first, task, SEED, store, write=True)
-    with torch.no_grad():  # another kind of processor rounds otherwise
+    # Another kind of processor would round differently.
+    with torch.no_grad():
         second.base.tensors["backbone.weight"].add_(1e-7)
     second = FlatModel(second.module)
     assert second.base.digest != first.base.digest

@@ -108,7 +108,7 @@ class Seeing(Regression):
 
 
 def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
-    # bytes of records   4 + 4 | 4        of at most 2 batches
+    # Three batches of 4 records. If a pass has room for two of them, the passes are 4 + 4 | 4.
     batches = [points(seed, 4) for seed in (1, 2, 3)]
     size = sum(column.nbytes for column in batches[0].values())
     found = []

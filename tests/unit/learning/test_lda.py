@@ -33,7 +33,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 def documents(*, real: bool) -> tuple[Records, int]:
-    """Return documents, and the number of their words."""
+    """Return documents, and the size of their vocabulary."""
     if real:
         return read_records(ARTICLES), 10_473
     random = np.random.default_rng(0)

@@ -44,10 +44,10 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[float]:
     ("settings", "expected"),
     [
         (OptimizerSettings("sgd", 0.1), [1 - 0.1 * 0.5 * 2, 2 + 0.1 * 2]),
-        # velocities 0.5, then 0.9 * 0.5 + 0.5
+        # The velocities are 0.5, and then 0.9 * 0.5 + 0.5.
         (OptimizerSettings("momentum", 0.1), [1 - 0.1 * (0.5 + 0.95), 2 + 0.1 * (1 + 1.9)]),
         (OptimizerSettings("momentum", 0.1, {"momentum": 0.5}), [1 - 0.125, 2 + 0.25]),
-        # a constant gradient makes Adam step by the learning rate
+        # With a constant gradient, each step of Adam has the length of the learning rate.
         (OptimizerSettings("adam", 0.1), [0.8, 2.2]),
     ],
 )

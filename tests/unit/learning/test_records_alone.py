@@ -40,7 +40,7 @@ SYMBOLS = ("", "0", "1", "1.5", "true", "tcp", "2026-01-31T12:00:00Z", "1_0", "n
 NUMBERS = (0, 1, 1, 1, 0, 1, 2, 200, 300, -1, 2**40)
 FLOATS = (0.0, 1.0, 1.0, 1.0, 2.0, 1.5, -2.0, 300.0, nan, inf, 1e38)
 Value: TypeAlias = bytes | None
-# Reason, or dtype and bits by field.
+# The reason for skipping a record, or the dtype and bits of each field.
 Verdict: TypeAlias = str | dict[str, tuple[str, bytes]]
 
 
@@ -110,7 +110,7 @@ def codec_of(name: str, fields: dict[str, Any], **more: object) -> Codec:
 
 
 class Drawn:
-    """Drawn fields, and the sources of their records' values."""
+    """Drawn fields, and draws of types, lengths and items for their records."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -129,11 +129,11 @@ class Drawn:
         return self.taken.get(path, "") if self.chance.randint(0, 4) else ""
 
     def length(self) -> int:
-        """Draw the number of items of an array: a field's own, or another."""
+        """Draw the number of items of an array. It usually fits one of the fields."""
         return self.chance.choice(self._lengths)
 
     def items(self, each: Callable[[], Any]) -> list[Any]:
-        """Return a drawn number of items."""
+        """Return a list with a drawn number of items."""
         return [each() for _ in range(self.length())]
 
 

@@ -1,4 +1,4 @@
-"""Slices step bit by bit like the whole, and their digests match the whole's."""
+"""Slices make the same steps as the whole vector, bit for bit, and have matching digests."""
 
 from __future__ import annotations
 

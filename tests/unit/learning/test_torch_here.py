@@ -1,4 +1,4 @@
-"""Without PyTorch, what needs it is refused by name, and the rest works."""
+"""Without PyTorch, features that need it fail with an error that names them. The rest works."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_sparse_gradient_adds_like_a_dense_one() -> None:
 def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
     reduction: Reduction, touched: int
 ) -> None:
-    """Rounds have two or three gradients, one of them discarded; a dense one is among the last."""
+    """One trainer adds dense gradients, the other the same as sparse ones, except three of them."""
     size = 83
     start = np.random.default_rng(0).normal(size=size).astype(np.float32)
     settings = OptimizerSettings("momentum", 0.1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.embedded.fork_server import Forked
 
 PATIENCE_S = 120.0
-# Late enough for everything to be due.
+# A time at which every restart is due.
 LATER = float("inf")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -36,7 +36,7 @@ class Sleeper(EmbeddedService):
         super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, unless it ignores the signal."""
+        """Send SIGTERM, unless the machine is to act as if it ignored the signal."""
         if not self.ignores_sigterm:
             super().ask_to_end()
 

@@ -44,7 +44,8 @@ def test_hours_cost_their_starting_price_and_the_last_is_prorated() -> None:
 
 @pytest.mark.parametrize("ran_steps", [3, 6, 8])
 def test_cost_of_an_eviction_equals_the_old_billing_rules(ran_steps: int) -> None:
-    # u u u u X . . . u u ...: then another machine, which ends the job.
+    # After `ran_steps` steps, the price exceeds the bid for one step. Another machine then
+    # completes the job.
     prices = [0.5] * ran_steps + [2.0] + [0.5] * 200
     bill = done(auctions(prices), 10.0, eviction_s=0.0)
     first_usd = 0.5 * BY_NAME["ec2-2017"].paid_s(ran_steps * STEP_S, preempted=True) / 3600

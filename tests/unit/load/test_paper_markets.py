@@ -135,7 +135,8 @@ def test_clairvoyant_uses_available_zones_and_on_demand_for_the_rest() -> None:
     spot, alone = zones.SPOT_USD / 3600, zones.ON_DEMAND_USD / 3600
     least = zones.least_machine_usd(up, 0.8 * day_s)
     assert least[:2] == pytest.approx([0.8 * day_s * spot, 0.8 * day_s * alone], rel=1e-3)
-    # The fewest machines that can do the rest in the whole other half. Each starts up once.
+    # The fewest on-demand machines that can do the remaining work in the second half. Each of
+    # them starts up once, and then runs until the end.
     rest_s = 0.3 * day_s * 0.5 * day_s / (0.5 * day_s - START_UP_S[0])
     moved = 0.5 * day_s * spot + rest_s * alone
     assert least[2] == pytest.approx(moved, rel=1e-3)

@@ -84,7 +84,7 @@ def test_availability_is_sped_up_to_the_cycle_of_the_paper(
         assert each.setting.prices == HIGH
         trace = each.change.availability
         assert trace is not None
-        # 8 ticks of 600 s have two outages
+        # The trace has two outages in 8 steps of 600 s.
         assert trace.speed == each.speed == pytest.approx(8 * 600 / 2 / CYCLE_S)
 
 

@@ -125,10 +125,10 @@ def test_slow_connection_is_not_an_outage() -> None:
 
 
 def test_limit_excludes_outage_time_of_each_worker() -> None:
-    #   worker 0    0 ///// 2                   10
+    #   worker 0    0 ///// 2                      9.5 // 10, the end of the run
     #   worker 1              3 ////// 5
-    #   Redis                    4 /////// 6    of both
-    #   One of two coordinators, a transaction and what lasts beyond the run stop no worker.
+    #   Redis                    4 /////// 6       stops both workers
+    # One of two coordinators, a transaction or a slow connection stops no worker.
     lasting = [
         struck("worker killed", 0.0, 2.0),
         struck("worker-Redis cut", 3.0, 5.0, 1),

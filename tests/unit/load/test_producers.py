@@ -20,7 +20,7 @@ PLACE = Partition("s", 0)
 
 
 class LogWithFailingWriter:
-    """A log whose topics are unavailable at first, as writers of Kafka report it."""
+    """A log whose writers fail a number of times, as Kafka's do while a topic is unknown."""
 
     def __init__(self, log: MemoryLog, times: int) -> None:
         self._log = log

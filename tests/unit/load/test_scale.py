@@ -1,4 +1,4 @@
-"""Growth faster than its cause is found."""
+"""The benchmark of scale finds costs that grow faster than the number of their causes."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ SEEN = [
         ((7, 8), 3.5, 0.0),  # the newest
         ((7, 6), 3.5, 0.5),
         ((7, 4), 3.5, 1.5),
-        # No poll saw its snapshot, which was written between 4 and 6.
+        # No poll saw a snapshot of version 5. It is stale since a poll saw version 6.
         ((7, 5), 3.5, 1.5),
-        # The board has an older one of another leader.
+        # At 4, a snapshot of the new leader replaced it, although its version is lower.
         ((7, 8), 4.25, 0.25),
-        # Not stale, although newer ones existed before.
+        # The new leader starts from version 2, so version 2 is current again.
         ((7, 2), 4.25, 0.0),
         ((7, 2), 5.5, 0.5),
-        # The server knew it before a poll saw it.
+        # The server read this version before a poll saw it.
         ((9, 3), 4.9, 0.0),
         ((9, 3), 9.0, 0.0),
     ],

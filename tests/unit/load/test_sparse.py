@@ -1,4 +1,4 @@
-"""`load/sparse.py` gives both sides the same rows per update, and compares their times."""
+"""`load/sparse.py` gives DOLL and PyTorch's DDP the same rows per update, and compares times."""
 
 from __future__ import annotations
 

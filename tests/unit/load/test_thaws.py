@@ -1,4 +1,4 @@
-"""Verdicts on a thawed fleet, and on blocks of the pipeline with an idle worker."""
+"""A fleet that is slow after a freeze, or a pipeline with an idle worker, misses its goal."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_tiers_lose_and_restart_the_machines_of_a_tier() -> None:
 
 def test_tiers_lose_the_owners_named_by_the_leader() -> None:
     workers, machines = fleet()
-    # One of them has another name by now.
+    # No machine is named w9: a restarted machine has another name.
     job = _Job("w3", "w5", "w9")
     tiers = Tiers(workers, cast("CountingJob", job))
     tiers.lose_owners()

@@ -55,7 +55,7 @@ world, led, served = conftest.world, test_model.led, test_events.served
 class WorldTransport(Bridge):
     """Transport to a service for several threads. It can be cut."""
 
-    # Shared by all clients, because all that use one world run in its single loop.
+    # All clients share it, because the clients of a world use the world's single event loop.
     _lock = threading.Lock()
 
     def __init__(self, world: World) -> None:
@@ -281,7 +281,8 @@ def test_updates_resume_after_a_broken_connection_without_duplicates() -> None:
 
     shown = [(each.epoch, each.version) for each in played(answer).job("digits").updates()]
 
-    #        first looked up; events          taken back by the leader 7, whose last was not sent
+    # The client looks up the first update and the last one, whose event was not sent. The leader
+    # of epoch 7 has taken back the versions 3 to 5.
     assert shown == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (7, 3), (7, 9)]
     assert begun == ["", "ring-2", "ring-3", "ring-2"]
 
@@ -330,7 +331,7 @@ def test_model_returns_the_stored_weights(led: World) -> None:
 
 
 def keep(led: World, epoch: int, version: int, job: str = "digits") -> None:
-    """Make a version, with a snapshot of it."""
+    """Write the update that makes a version, and the version's snapshot."""
     batch = Batch(version - 1, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
     led.log.writer().append(
         f"doll.{job}.updates", encode_audit(UpdateApplied(epoch, version, (batch,), 2, 0.5))

@@ -37,7 +37,7 @@ numbers: [1e-3, +5, .5, "1", no, ~]
 
 @pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "pure"])
 def _parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read a text with both parsers."""
+    """Run the test once with each of the two parsers."""
     monkeypatch.setattr(yaml_file, "_Loader", request.param)
 
 

@@ -120,11 +120,11 @@ def asked(images: np.ndarray[Any, Any] = IMAGES, **others: object) -> dict[str, 
 
 
 class CountedBatches(Batches):
-    """Reports each waiting request, so that a test can wait for it."""
+    """Counts requests as they enter the queue, so that a test can wait for them."""
 
     @cached_property
     def came(self) -> asyncio.Semaphore:
-        """Once for each; of the event loop."""
+        """Released once for each request that waits. The event loop creates it."""
         return asyncio.Semaphore(0)
 
     async def predict(self, columns: Columns, name: str = "") -> Predicted:
@@ -182,7 +182,7 @@ class World:
 
     @cached_property
     def batches(self) -> CountedBatches:
-        """Return the thread that computes."""
+        """Return the batches of requests, with the thread that computes them."""
         return CountedBatches(
             *self.models,
             metrics=self.metrics,
@@ -263,7 +263,7 @@ class World:
             return await client.post(path, content=content, headers=headers)
 
     async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
-        """Send all of these at once."""
+        """Send requests with these bodies at once."""
         infer = f"/v2/models/{self.spec.name}/infer"
         return await asyncio.gather(*(self._asked(infer, body) for body in bodies))
 
@@ -524,7 +524,7 @@ def test_records_are_decoded_as_in_the_streams_and_need_no_label(made: list[Worl
 
 
 def test_newer_snapshot_replaces_the_served_one_and_older_ones_do_not(world: World) -> None:
-    #  leader 0:  1 hot, 2 hot, wiped        leader 9, from version 1:  its 1, and its 2
+    # leader 0: 1 and 2 hot | Redis is wiped | leader 9: 1 hot | leader 0: 3 hot, too late
     world.publish(0, 2, seed=2)
     world.look()
     assert world.infer(asked())["model_version"] == "2"
@@ -580,7 +580,8 @@ def test_snapshot_with_other_parameter_names_is_skipped_and_reported(
 
 
 def test_weights_that_a_group_member_stored_are_served(world: World, made: list[World]) -> None:
-    #  leader 3:  1 with weights, 2     leader 5, from 1:  1     1 with weights
+    # leader 3: snapshots of 2, of 3 with weights, and of 4
+    # leader 5, which continues from 2 of leader 3: a snapshot of 2, and one with weights
     board = world.board()
 
     def led(epoch: int, model: ModelId, *, whole: bool = False) -> str:
@@ -597,12 +598,12 @@ def test_weights_that_a_group_member_stored_are_served(world: World, made: list[
     assert led(3, ModelId(3, 2)) == "0-1"
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
-    # The newest leader may not have made 3.
+    # Leader 5 may have rolled version 3 back. It is served until weights of 2 are there.
     assert led(5, ModelId(3, 2)) == "3-3"
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
-    # Nothing proves that version 3 still counts.
+    # Nothing proves that version 3 is still in the history, so a new server does not load it.
     assert newly_started.models[0].version is None
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
@@ -707,7 +708,7 @@ def test_waiting_requests_are_batched_and_a_bad_one_fails_alone(
     answers = world.runner.run(together())
     codes = [each.status_code for each in answers]
     assert codes == [200] * 5 + [400] + [200] * 4
-    # Pass 2 is repeated, each request by itself.
+    # The second pass fails, so each of its eight requests is computed alone.
     assert passes == [3, 8, *[1] * 8, 2]
     assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
         str(n) for n in range(10) if n != 5
@@ -872,7 +873,7 @@ def answerers(made: list[World]) -> Answerers:
 
 
 def turned(*answerers: TopicAnswerer) -> None:
-    """Give each process some turns."""
+    """Give each process four turns."""
     for _ in range(4):
         for answerer in answerers:
             answerer.turn(0.0)

@@ -73,7 +73,7 @@ class HeldLog(MemoryLog):
 def batch(
     number: int, worker: str = "w0", skipped: int = 0, samples: int = BATCH, stream: str = "clicks"
 ) -> Batch:
-    """Return the batch with this control offset."""
+    """Return the batch whose claim has this offset in the control topic."""
     span = Span(stream, 0, 100 + number * 20, 100 + number * 20 + BATCH)
     left_out = tuple(Skipped(stream, 0, span.start + index, "torn") for index in range(skipped))
     return Batch(number, WorkerId(worker), (span,), samples, left_out)
@@ -146,7 +146,7 @@ class Topics:
             self._writer.append(topics.updates_topic(self.name), encode_audit(record))
 
     def claim(self, *batches: Batch) -> None:
-        """Append to the control topic: the worker of these batches has their rows."""
+        """Append the claims of these batches to the control topic."""
         for each in batches:
             claim = BatchReady(each.worker, each.address, each.samples, each.skipped)
             self._writer.append(topics.control_topic(self.name), encode_claim(claim))

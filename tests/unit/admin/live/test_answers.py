@@ -67,7 +67,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
 def effective(
     records: list[AuditRecord | None],
 ) -> tuple[list[tuple[float, UpdateApplied]], list[Quarantined]]:
-    """Return the counting updates with their times, and the quarantined batches."""
+    """Return the effective updates with their times, and the quarantined batches."""
     history, by_name = History(), dict[ModelId, tuple[float, UpdateApplied]]()
     for offset, record in enumerate(records):
         if history.feed(offset, record) and isinstance(record, UpdateApplied):
@@ -198,7 +198,7 @@ def test_updates_are_followed_if_the_topic_lost_its_beginning() -> None:
     view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
-    # This update is of a deposed leader.
+    # A deposed leader wrote this update.
     assert not view.feed_update(502, update(300, 41), 1.0, 1.0)
     assert view.feed_update(503, update(480, 42), 2.0, 2.0)
     assert view.feed_update(504, lead(480, ModelId(480, 41), epoch=504), 3.0, 3.0)
@@ -255,7 +255,7 @@ def test_stopped_job_shows_its_reason() -> None:
 def test_curve_contains_first_newest_and_some_effective_updates(
     steps: list[tuple[int, int]],
 ) -> None:
-    # updates 1 ... 60    taken back to 45    46 ... 80    taken back to 60 ...
+    # For example: updates 1 to 60 | rollback to 45 | updates 46 to 80 | rollback to 60 | ...
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.jobs.progress.POINTS", 8)
         view = JobProgress(job())

@@ -86,7 +86,8 @@ def test_number_of_kept_evaluations_is_limited_and_includes_the_newest(view: Job
 
 def test_only_evaluations_of_effective_versions_are_shown(view: JobProgress) -> None:
     # offset  0      1    2    3           4               5                    6
-    # record  Lead   J=1  J=2  of (0, 2)   of (7, 2): none  Lead, base (0, 1)   of (0, 2): late
+    # record  Lead   J=1  J=2  of (0, 2)   of (7, 2)        Lead, base (0, 1)   of (0, 2)
+    # shown                    until 5     no such version                      no, rolled back
     records: list[AuditRecord] = [
         lead(),
         update(0, 1),

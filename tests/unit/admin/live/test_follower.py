@@ -40,7 +40,7 @@ class Rig:
     """A job in memory, and its follower."""
 
     def __init__(self) -> None:
-        # The service's clock is ahead by this time.
+        # Seconds that the service's clock is ahead of the tests' clock.
         self.ahead_s = 0.0
         self.log = MemoryLog()
         self.redis = MemoryRedis()
@@ -130,7 +130,7 @@ def test_summary_is_recomputed_only_if_it_may_differ(
     monkeypatch.setattr(JobProgress, "look", look_at)
 
     def rests() -> bool:
-        """Wait for four polls without a summary."""
+        """Return True if the next four polls make no summary."""
         begun, before = len(looks), len(made)
         eventually(lambda: len(looks) > begun + 3 or len(made) > before)
         return len(made) == before
@@ -382,7 +382,7 @@ def test_unwatched_job_is_followed_without_publishing(rig: Rig) -> None:
     rig.topics.audit(update(0, 2))
     eventually(lambda: version() == 2)
     feed = rig.follower.feed
-    # The update is counted.
+    # The feed counts the update as an event.
     assert feed.end == 1
     # A client that reconnects starts afresh.
     assert feed.since(0) is None

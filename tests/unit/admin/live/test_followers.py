@@ -169,7 +169,7 @@ def test_failed_follower_does_not_keep_the_thread_busy(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    # The follower still opens its topics.
+    # It fails again, as if it still had to open its topics.
     follower.due_s = 0.0
     follower.guarded(_fail)
     passes.clear()
@@ -232,7 +232,7 @@ def test_records_that_a_paused_job_loses_to_retention_are_shown(
     eventually(lambda: expired() == 0)
     topics.arrive("clicks", 130)
     rig.log.expire(Partition("clicks", 0), 120)
-    # The job begins at 100.
+    # The job begins at offset 100, so 20 of the 120 deleted records expired for it.
     eventually(lambda: expired() == 20)
 
 

@@ -19,7 +19,7 @@ JOBS = 1000
 
 
 class Rig:
-    """Many jobs, and a count of the questions about them."""
+    """Many jobs, and the names of jobs whose summaries were requested."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs = {name: job("paused", name) for name in map("j{:04}".format, range(JOBS))}

@@ -23,7 +23,7 @@ def decide(
     situation: Situation | None = None,
     reason: str = "scripted decision",
 ) -> Decision:
-    """Return a decision with these places."""
+    """Return a decision with the index of a pool, or -1, for each slot."""
     count = len(places)
     if situation is None:
         work = Work(np.ones(count), 1, 1, 1.0, 1.0)
@@ -69,7 +69,7 @@ class Scripted(Policy):
 
 
 def always(places: Sequence[int]) -> Callable[[Situation, Decision | None], Decision]:
-    """Return a function that always decides the same."""
+    """Return a function that decides on these places, and keeps its decision."""
 
     def answer(situation: Situation, last: Decision | None) -> Decision:
         return last or decide(places, situation=situation)

@@ -38,7 +38,7 @@ def givens(rates: Array, updates: int, theta: float = 1.05, k: int = 20, b: int 
 
 @dataclass
 class Drawn:
-    """Offers by a drawing, one character per step. The last one lasts."""
+    """Offers that are drawn with one character per step. The last character repeats."""
 
     timeline: str
     shape: tuple[int, int]
@@ -71,11 +71,11 @@ class Jump:
         return np.full(self.runs, self.before if now_s < self.at_s else self.after)
 
     def changed(self, before_s: float, now_s: float) -> npt.NDArray[np.bool_]:
-        """Return the price."""
+        """Return True for all runs if the price jumped since `before_s`."""
         return np.full(self.runs, before_s < self.at_s <= now_s)
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
-        """Return the price."""
+        """Return the history of a constant price."""
         return ConstantPrices(self.before, self.runs).past(run, ahead_s, most_s)
 
 
@@ -102,7 +102,7 @@ def test_on_demand_only_takes_theta_0_at_its_price() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
     done = simulate_analytically(job, OnDemandOnly(), steady(runs, workers), seed=1)
-    # Incomplete batches of the other workers are left over when the last update is complete.
+    # When the last update is complete, each of the other workers has half a batch left on average.
     expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
     error_s = runtimes_s(done).std() / np.sqrt(runs)
     assert runtimes_s(done).mean() == pytest.approx(expected_s, abs=5 * error_s)
@@ -128,7 +128,7 @@ def test_static_split_costs_what_equation_16_says() -> None:
 def record_by_record(
     rates: Array, work: tuple[int, int, int], gaps: tuple[float, int], rng: np.random.Generator
 ) -> float:
-    """Return when K J batches are complete, with every record drawn.
+    """Draw every record, and return the time at which K J batches are complete.
 
     Args:
         rates: (workers,) records per second.
@@ -148,7 +148,7 @@ def record_by_record(
 
 @pytest.mark.parametrize("shape", [1.0, 4.0])
 def test_last_update_time_agrees_with_record_by_record_simulation(shape: float) -> None:
-    # There are few records, and rates differ: partial batches are a tenth of the work.
+    # Records are few and rates differ, so partial batches are a tenth of the work.
     k, b, updates, runs = 3, 8, 12, 500
     rates = np.array([3.0, 1.0, 2.0, 0.5])
     rng = np.random.default_rng(5)
@@ -161,12 +161,13 @@ def test_last_update_time_agrees_with_record_by_record_simulation(shape: float) 
     assert done.mean() == pytest.approx(np.mean(slow), abs=5 * np.std(slow) / np.sqrt(runs / 2))
 
 
-# Variation 0: only the timeline and the phases determine when the last update comes.
+# With variation 0, records arrive evenly. Only the timeline and the phases of the streams determine
+# the time of the last update.
 EVEN = 0.0
 
 
 def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditions]:
-    """Two updates of 100 records at 5 a second take 40 s."""
+    """Return a job of two updates of 100 records. At 5 records a second it takes 40 s."""
     job = replace(givens(np.array([[5.0]]), updates=2, k=10, b=10), gradient_s=gradient_s)
     return job, replace(steady(1, 1, timeline), variation=EVEN)
 
@@ -186,22 +187,25 @@ def test_kept_records_with_fast_gradients_cause_no_delay() -> None:
 
 
 def test_kept_records_are_processed_at_the_speed_of_gradients() -> None:
-    # up       |- 10 s -|  20 s  |--- 20 s ---|     10 records a second while 5 a second come:
-    # waiting  0        0 ... 100 ........... 0     the backlog is done after 20 s, at 50 s
+    # The worker can compute 10 records a second, and 5 a second arrive.
+    # up       |- 10 s -|  20 s  |--- 20 s ---|
+    # waiting  0        0 ... 100 ........... 0     the backlog is done at 50 s
     job, conditions = one_worker("#" * 5 + "." * 10 + "#", gradient_s=1.0)
     longer = replace(job, updates=3)
     conditions = replace(conditions, stream="keep")
     (at_50_s,) = simulate_analytically(replace(job, updates=2), Static(1), conditions, seed=1)
     conditions = replace(conditions, offers=steady(1, 1, "#" * 5 + "." * 10 + "#").offers)
     (run,) = simulate_analytically(longer, Static(1), conditions, seed=1)
-    assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)  # 50 + 15 times 10 records
+    # 50 records are computed in the first 10 s, and 150 in the 15 s after the outage.
+    assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
 
 
 def test_policies_see_the_waiting_updates_of_kept_records() -> None:
-    # up       |- 10 s -|  20 s  |-- ...    5 records a second come, 100 make an update
-    # made     0        0.5      0.5
-    # to come           1.5      0.5        of 2; a gradient of 10 ms takes no time beside that
+    # 5 records a second arrive, and 100 make an update. The worker is away from 10 s to 30 s, when
+    # half an update is made. At 28 s, a policy plans for the other 1.5 of two updates if the stream
+    # pauses. If records are kept, about 0.6 updates are left to arrive: a gradient of 10 ms takes
+    # next to no time.
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
     expected: dict[Literal["pause", "keep"], float] = {"pause": 1.5, "keep": 0.55}
     for stream, left in expected.items():
@@ -223,7 +227,8 @@ def test_policies_see_the_waiting_updates_of_kept_records() -> None:
 
 
 def test_reassigned_streams_lose_no_records_during_an_outage() -> None:
-    # machines  4 4 4 4 0 0 0 0 0 4 ...     each makes 0.1 updates a second, 0.2 of them come
+    # machines  4 4 4 4 0 0 0 0 0 4 ...
+    # Each machine can make 0.1 updates a second. The records of 0.2 updates a second arrive.
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     conditions = replace(
         steady(1, 4, "####.....#"),
@@ -269,8 +274,7 @@ def test_run_without_any_machine_gives_up_at_no_cost() -> None:
 
 
 def test_current_prices_are_paid_and_shown_to_policies() -> None:
-    # The price is 0.1 USD an hour for 10 s, then 0.3. From then on the policy uses on-demand
-    # machines.
+    # The price of a spot machine is 0.1 USD an hour for 10 s, and then 0.3.
     job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(steady(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
     policy = Scripted(always([SPOT] * 4))
@@ -336,7 +340,8 @@ def test_progress_rises_to_one() -> None:
     job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
     shares = list[float]()
     simulate_analytically(job, OnDemandOnly(), steady(2, 4), seed=1, progress=shares.append)
-    # 250 s and the rest of some batches: 125 steps or a few more, reported after 50 and 100
+    # The job takes 250 s, plus the rest of some batches: 125 steps or a few more. Progress is
+    # reported after 50 steps, after 100 steps and at the end.
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert shares[0] == pytest.approx(0.4, abs=0.02)

@@ -22,7 +22,7 @@ from common.spot.theory.errors import ParameterError
 from common.spot.traces.spec import TraceSpec
 from common.spot.traces.trace import Floats, Trace
 
-#  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
+# The rate is 2 from 0 to 20 s, 0 until 30 s, and 0.75 until 50 s. Its mean is 1.1.
 DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)
 SPECS = {
     "poisson": ArrivalsSpec(),
@@ -62,7 +62,8 @@ def test_even_stream_has_constant_gaps_and_a_phase() -> None:
 
 
 def test_trace_rate_is_scaled_to_the_requested_mean() -> None:
-    # The stream begins at 7 s: on its own clock the day turns at 13, 23, 43 s, and each 50 s on.
+    # The stream begins at 7 s of the trace, so the rate changes 13, 23 and 43 s after its start.
+    # The trace repeats every 50 s.
     arrivals = stream("trace")
     edges = np.array([0, 13, 23, 43, 63, 73, 93, 5043])
     counts = np.diff([arrivals.count_until(float(edge)) for edge in edges])
@@ -134,9 +135,9 @@ def test_forgotten_records_are_rejected_and_the_rest_stays_counted() -> None:
     assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
     with pytest.raises(ParameterError, match="was forgotten"):
         arrivals.time_of(2 * CHUNK - 1)
-    # Earlier than the forgotten ones: no effect.
+    # These are already forgotten.
     arrivals.forget_before(10)
-    # More than there is: forgets everything.
+    # These are more records than were drawn, so all drawn ones are forgotten.
     arrivals.forget_before(100 * CHUNK)
     assert arrivals.time_of(3 * CHUNK) > kept_s
 
@@ -181,7 +182,8 @@ def test_draw_rates_draws_for_each_worker_of_each_run() -> None:
     assert draw_rates(125.0, 3, 2, rng).tolist() == [[125.0] * 3] * 2
     given_rates = draw_rates((1.0, 0.0, 5.0), 3, 2, rng)
     assert given_rates.tolist() == [[1, 0, 5]] * 2
-    given_rates[0, 0] = 9  # the caller's own
+    # The array belongs to the caller, who may change it.
+    given_rates[0, 0] = 9
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -58,7 +58,7 @@ def test_backlog_at_a_constant_price_is_paid_without_evictions(
 def test_hour_with_an_eviction_is_refunded_and_work_pauses(
     tmp_path: Path,
 ) -> None:
-    # price 0.05         0.9        0.05       and again every two hours, for two weeks
+    # price 0.05         0.9        0.05       repeats every two hours, for two weeks
     #       0    3600    5400       5700    7230 s
     # spot  |paid|refunded|          |an hour paid|
     # alone               |30 s nothing, 300 s paid|
@@ -98,7 +98,8 @@ def test_bids_are_reproducible_and_comparable_with_other_policies(
     assert simulate(job, tmp_path, 2, 5) == runs
     alone = with_policies(job, ["on-demand"])["on-demand"]
     (on_demand,) = simulate(alone, tmp_path, 1, 5)
-    assert on_demand.runtime_s == pytest.approx(2 * HOUR_S, abs=5.0)  # all is there: no arrivals
+    # All records exist at the start, so nothing waits for arrivals.
+    assert on_demand.runtime_s == pytest.approx(2 * HOUR_S, abs=5.0)
     assert on_demand.cost_ratio == pytest.approx(1.0, abs=0.01)
     assert runs[0].cost_ratio < 1
 
@@ -123,7 +124,8 @@ def test_bidding_job_that_is_not_a_backlog_is_rejected(
 def test_run_knows_only_prices_from_before_its_start(tmp_path: Path) -> None:
     trace = Trace(np.array([0.0, 100.0, 200.0, 300.0]), np.array([1.0, 2.0, 3.0, 4.0]), 400.0)
     prices = TracePrices(trace, np.array([250.0, 0.0]))
-    # The lap of 400 s that ends at 250 s began at 250 s of the lap before; 100 s lie ahead.
+    # The run begins at 250 s of a trace that repeats every 400 s, and uses the next 100 s. The
+    # other 300 s are its past: from 350 s over the end of the trace to 250 s.
     times_s, usd_per_hour, until_s = prices.past(0, ahead_s=100.0, most_s=1e9)
     assert (list(times_s), list(usd_per_hour)) == ([0.0, 50.0, 150.0, 250.0], [4.0, 1.0, 2.0, 3.0])
     assert until_s == 300.0

@@ -148,7 +148,7 @@ def test_preempted_machines_learn_as_well_as_others(
     assert curves[1][-1].at_s > curves[0][-1].at_s
 
 
-# One of eight workers is slow. All records are there at the start.
+# One of eight workers is slow, and records arrive much faster than workers can compute.
 SLOW_ONE: dict[str, Any] = {
     "workers": 8,
     "rates": 5000,
@@ -303,7 +303,7 @@ def test_pool_above_its_bid_is_not_planned_for(tmp_path: Path) -> None:
 
 
 def test_pools_read_their_recordings_at_the_same_time(tmp_path: Path) -> None:
-    # zone a  up 300 s, down 300 s; zone b the other way round: one of them is up at any time
+    # Zone a is up for 300 s and down for 300 s. Zone b is up while zone a is down.
     rows = ["seconds,a,b", *(f"{300 * n},{(n + 1) % 2},{n % 2}" for n in range(20))]
     (tmp_path / "zones.csv").write_text("\n".join(rows))
 

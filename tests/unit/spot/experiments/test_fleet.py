@@ -67,9 +67,9 @@ def test_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
 
 
 def test_replacement_machine_is_paid_for_while_it_starts_up() -> None:
-    # offered  # . # # # #   start-up 4 s; the first launch of all is up at once
+    # offered  # . # # # #   in steps of 2 s; a start-up takes 4 s, except the first one of the run
     # active   # . . . # #
-    # bill     2   8 s
+    # bill     2 s for the first machine; 8 s for the second one, 4 s of them for its start-up
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
     assert run_steps(fleet, "#.####") == "#...##"
     assert fleet.usage.usd[:, 0].sum() == pytest.approx(10 * 0.5)
@@ -93,7 +93,7 @@ def test_start_up_between_two_steps_ends_at_the_later_one() -> None:
 def test_only_a_stopped_machine_is_billed_the_minimum() -> None:
     # offered   # . # #      minimum 60 s
     # ordered   spot  | od   from 6 s on
-    # spot      2   2 + 58 s that are not used
+    # spot      2   2 s + 58 s that are not used
     # on-demand         2 s so far
     fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, billing=A_MINUTE), SPOT)
     assert run_steps(fleet, "#.#") == "#.#"
@@ -123,7 +123,7 @@ def test_machine_costs_the_price_of_each_step() -> None:
 
 
 def test_last_step_is_billed_as_far_as_it_was_used() -> None:
-    # run 0   # # #)      over 0.5 s into the third step
+    # run 0   # # #)      ends 0.5 s into the third step
     # run 1   # # # #
     fleet = SimulatedFleet((ON_DEMAND_POOL, SPOT_POOL), 2, 2, STEP_S)
     prices = [np.array([DEAR, DEAR]), np.array([CHEAP, CHEAP])]
@@ -140,7 +140,8 @@ def test_last_step_is_billed_as_far_as_it_was_used() -> None:
 
 
 def test_traffic_is_paid_while_a_machine_runs() -> None:
-    # 7.2 GB an hour at 0.5 USD are 0.001 USD a second; three steps, the last one used by half
+    # 7.2 GB an hour at 0.5 USD cost 0.001 USD a second. The machine runs for three steps, of which
+    # the job uses the last one by half.
     spot = Pool("spot", CHEAP, 0.9, transfer_usd_per_gb=0.5, gb_per_hour=7.2)
     fleet = one_slot(ON_DEMAND_POOL, spot, SPOT)
     run_steps(fleet, "##.#")
@@ -183,7 +184,7 @@ class Machine:
 
 @dataclass
 class Bookkeeper:
-    """One run's machines in sequence. `SimulatedFleet` must agree with it."""
+    """Follows the machines of one run one by one. `SimulatedFleet` must agree with it."""
 
     pools: tuple[Pool, ...]
     workers: int
@@ -197,7 +198,7 @@ class Bookkeeper:
         machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
-        # Price of the paid time after its end.
+        # Time that is paid after the machine's end costs this price.
         machine.usd_per_hour.append(price)
         second_s = hour_s = 0.0
         while second_s < paid_s:
@@ -317,7 +318,7 @@ def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
 
 
 def test_spare_takes_over_a_lost_stream_in_the_same_step() -> None:
-    # A new machine would need 100 s:
+    # Only a spare can take over, because a new machine needs 100 s:
     #   slots     ###  #.#  #..
     #   streams   ##   ##   #.
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=100.0))
@@ -329,7 +330,7 @@ def test_spare_takes_over_a_lost_stream_in_the_same_step() -> None:
 
 
 def test_lost_machine_is_replaced_anywhere_in_its_pool() -> None:
-    # slots    ##.  .##  .##  .##    start-up 4 s, two wanted
+    # slots    ##.  .##  .##  .##    a start-up takes 4 s, and two machines are wanted
     # streams  ##   .#   .#   ##
     fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=4.0))
     fleet.order(0, count(spot=2))
@@ -356,7 +357,7 @@ def test_surplus_machines_without_a_slot_are_released_first() -> None:
 
 def test_longest_waiting_then_busiest_stream_is_served_first() -> None:
     # slots    ##..  #...  ....  #...  ##..
-    # streams  .##   .#.   ...   #..   #.#    rates 1, 3, 2: the first waits from the beginning
+    # streams  .##   .#.   ...   #..   #.#    the rates are 1, 3 and 2
     fleet = counting(SPOT_POOL, workers=3, slots_per_pool=4, rates=[1.0, 3.0, 2.0])
     fleet.order(0, count(spot=4))
     offers = ("##..", "#...", "....", "#...", "##..")

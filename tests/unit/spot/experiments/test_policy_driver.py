@@ -99,8 +99,8 @@ def test_price_change_consults_the_policy_in_its_run_alone() -> None:
 
 
 def test_outage_and_its_end_consult_the_policy_one_step_later() -> None:
-    # slot 1  # # . . # #
-    # asked   *     *   . *
+    # slot 1  # # . . # #     in steps of 2 s
+    # asked   *     *   *     one step after the outage began, and one step after it ended
     table = Table(Scripted(always([ON_DEMAND, SPOT]), watches_outages=True))
     for up in (True, True, False, False, True, True):
         table.next_step([[True, up]])
@@ -121,7 +121,7 @@ def test_machine_that_is_unavailable_at_first_consults_the_policy() -> None:
 
 def test_change_of_ready_machines_consults_a_counting_policy() -> None:
     # offered   ##    ##   #.   #.   ##
-    # reported  0     2         1    (one is lost, and unavailable until the last step)
+    # reported  0     2         1
     decided = count(spot=2)
     table = Table(Scripted(lambda _, last: last or decided, watches_outages=True))
     for offered in ([True, True], [True, True], [True, False], [True, False], [True, True]):
@@ -170,7 +170,7 @@ def test_only_a_new_object_is_a_new_decision() -> None:
 
 
 class Counted:
-    """Counts 30 records per second of the elapsed time."""
+    """Observes each slot for all of the elapsed time, with 30 records per second."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -182,7 +182,7 @@ class Counted:
 
 def test_priors_give_way_to_observations() -> None:
     # slot 0  # . . . #   up for 4 of 10 s, preempted once; slot 1 was up for all 10 s
-    # prior: 0.9 of a cycle of 100 s
+    # The prior is an availability of 0.9 with a cycle of 100 s.
     beliefs = Priors(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
     counted = Counted()
     fleet = SimulatedFleet(POOLS, 1, 2, STEP_S)

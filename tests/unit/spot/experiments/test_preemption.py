@@ -89,7 +89,7 @@ def test_machines_of_a_chain_are_independent() -> None:
     walks = states.reshape(1500, -1).astype(np.float64)
     correlation = np.array(np.corrcoef(walks.T))
     apart = correlation[~np.eye(len(correlation), dtype=np.bool_)]
-    # Samples are correlated over a few steps, so fewer of them count than there are.
+    # Consecutive samples are correlated, so the bounds are those of fewer independent samples.
     assert abs(apart.mean()) < 0.005
     assert apart.std() < 0.15
 
@@ -103,9 +103,10 @@ def test_chain_is_constant_between_steps_and_mixes_over_many() -> None:
     chain = TwoStateChain(0.5, 20, (2, 500), np.random.default_rng(8))
     state = chain(0)
     np.testing.assert_array_equal(chain(1.9), state)
-    # In the long run the first state does not matter: each half agrees with it by chance.
+    # In the long run the first state does not matter, so that half of the machines agree with it.
     assert (chain(4000) == state).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
-    state[:] = True  # the caller's own
+    # The array belongs to the caller, who may change it.
+    state[:] = True
     assert not chain(4000).all()
 
 

@@ -38,7 +38,8 @@ def test_price_change_is_reported_once() -> None:
     assert prices.changed(0, 6).tolist() == [False, True, False]
     assert prices.changed(6, 15).tolist() == [True, False, True]
     assert prices.changed(15, 18).tolist() == [False, False, False]
-    # After the end the price is constant. A price that came and went is no change, either.
+    # The trace begins with the price at which it ends, so its repetition is no change. A price that
+    # rose and fell again is none, either.
     assert prices.changed(38, 42).tolist() == [False, False, False]
     assert prices.changed(0, 35).tolist()[0] is False
 
@@ -54,7 +55,8 @@ def test_runs_start_at_random_places_of_a_sped_up_trace(tmp_path: Path) -> None:
     spec = TraceSpec(file="p.csv", speed=100)
     prices = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))
     first, later = prices.at(0), prices.at(10)
-    # A cycle has twice 10 s: a run that begins in one half is in the other 10 s later.
+    # At this speed, each price holds for 10 s of a cycle of 20 s. So each run has the other price
+    # 10 s later.
     assert (first == 0.1).mean() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(4000))
     assert (first != later).all()
     again = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))

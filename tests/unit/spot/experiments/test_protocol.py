@@ -42,8 +42,8 @@ def test_updates_keep_up_with_records_without_preemptions() -> None:
     assert bench.protocol.finished
     assert bench.learner.sums == [UPDATE] * 20
     expected_s = 20 * UPDATE / (4 * RATE_PER_S)
-    # Incomplete batches wait at the end, and the last round takes some time.
-    # Arrivals are even, and begin at once.
+    # Incomplete batches wait at the end, and the last round takes some time, so the last update
+    # comes later. It may come one record earlier, because the first records arrive at once.
     first_s = expected_s - 1 / RATE_PER_S
     assert first_s <= bench.protocol.update_times_s[-1] <= expected_s + 1.5
     assert (np.diff(bench.protocol.update_times_s) > 0).all()
@@ -103,7 +103,7 @@ def test_records_are_used_at_most_once_under_any_preemptions(
 def test_slots_filled_later_contribute_each_record_once(
     given: SynchronisationSpec,
 ) -> None:
-    """Two workers of six that are provisioned for; the others' streams wait in Kafka.
+    """Two of six workers begin. The records of the other streams wait in Kafka for their workers.
 
     seconds  0      6     8    10    12              60
     workers  2 ─────┴3────┴4───┴5────┴6──────────────┤

@@ -25,8 +25,8 @@ def test_running_stream_has_its_records_when_they_arrive() -> None:
 def test_stopped_stream_shifts_later_arrivals_by_the_stop() -> None:
     stream = a_stream()
 
-    #  0   1   2   3 |  4 ...        |   arrivals
-    #                3.5 stops       13.5 goes on
+    # arrivals  0   1   2   3 |                 | 14  15 ...
+    #                         | stop at 3.5     | resume at 13.5
     stream.stop(3.5)
     before, after = stream.full_at(3, 1), stream.full_at(4, 1)
     stream.go_on(13.5)

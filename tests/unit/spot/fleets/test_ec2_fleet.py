@@ -134,9 +134,7 @@ def test_on_demand_machine_is_requested_at_the_lowest_price(ec2: Stubber, fleet:
         {
             "ClientToken": TOKEN,
             "Type": "instant",
-            "LaunchTemplateConfigs": [
-                {"LaunchTemplateSpecification": ANY}
-            ],  # types: the template's
+            "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": ANY}],  # no overrides
             "TargetCapacitySpecification": {
                 "TotalTargetCapacity": 1,
                 "OnDemandTargetCapacity": 1,
@@ -300,7 +298,7 @@ def test_answer_with_a_machine_and_errors_is_a_success(ec2: Stubber, fleet: Ec2F
 @pytest.mark.parametrize(
     ("code", "status", "capacity"),
     [
-        # It only looks like a server's fault.
+        # EC2 reports missing capacity with the status of a server's fault.
         ("InsufficientInstanceCapacity", 500, True),
         ("MaxSpotInstanceCountExceeded", 400, True),
         ("InvalidLaunchTemplateName.NotFoundException", 400, False),

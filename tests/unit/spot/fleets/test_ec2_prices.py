@@ -84,7 +84,7 @@ def test_pool_price_is_the_lowest_of_the_latest_per_zone_and_type(
     ec2: Stubber, prices: Ec2Prices
 ) -> None:
     small = [
-        record("0.010", "a", before_s=7200.0),  # low, but no more
+        record("0.010", "a", before_s=7200.0),  # outdated
         record("0.052", "a", before_s=60.0),
         record("0.051", "b", before_s=3600.0),
         record("0.090", "a", kind="c6i.large"),
@@ -105,7 +105,7 @@ def test_pool_price_is_the_lowest_of_the_latest_per_zone_and_type(
 def test_pool_history_is_that_of_its_cheapest_machine(ec2: Stubber, prices: Ec2Prices) -> None:
     day_s = 86400.0
     small = [
-        record("0.05", "a", before_s=100 * day_s),  # held when EC2's memory begins
+        record("0.05", "a", before_s=100 * day_s),  # in force 90 days ago
         record("0.03", "b", before_s=10 * day_s),
         record("0.08", "a", before_s=5 * day_s),
         record("0.09", "b", before_s=day_s),

@@ -232,7 +232,7 @@ def test_release_before_the_process_is_found_sends_sigterm(
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         with monkeypatch.context() as before_exec:
-            # Before exec, the process has its parent's environment.
+            # Before exec, the process has its parent's environment, so it cannot be identified.
             before_exec.setattr(Table, "find", lambda _: {})
             fleet.release([order(1).token])
         await_that(lambda: state(fleet, 1) == "ended")

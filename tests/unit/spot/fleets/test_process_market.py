@@ -107,7 +107,7 @@ class SinglePoolSchedule:
     pool: str = "spot"
 
     def next_down_s(self, slot: int, at_s: float) -> float:
-        """Return when the slot is down next."""
+        """Return the first time from `at_s` on at which the slot is down."""
         return self.schedule.next_down_s(self.pool, slot, at_s, 0.0)
 
 
@@ -119,7 +119,7 @@ def test_slots_and_seeds_have_different_schedules(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
     schedules = [schedule_of(provider, tmp_path) for provider in providers]
     ends_s = {schedule.next_down_s(slot, 1e3) for schedule in schedules for slot in range(20)}
-    # Slots that are down now have equal ends.
+    # Slots that are down at this time all return the time itself.
     assert len(ends_s) > 15
 
 

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
-    """Return the price that a new reader finds."""
+    """Return the price that a new reader finds at a time since the replay began."""
     clock = ManualClock(BEGAN_S + at_s)
     return ReplayedPrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
 

@@ -28,7 +28,8 @@ def brain(prices: np.ndarray, reliable_usd: float = 0.0, **more: float) -> BidBr
 
 
 def test_eviction_odds_come_from_past_prices_by_delta_and_time_left() -> None:
-    # 1 1 1 3 | 1 1 1 3 | ...: of four bids at .5 above the price, three are evicted within the hour
+    # The price is 1, 1, 1 and 3 in turn. A bid of 0.5 above it survives the hour only if it is made
+    # when the price is 3.
     prices = np.tile([1.0, 1.0, 1.0, 3.0], 10)[None]
     odds = eviction_odds(prices, STEP_S, np.array([0.5, 2.0]))
     probability, median_s = odds.within([0, 0, 0], [0.5, 0.5, 2.0], [3600.0, 1800.0, 3600.0])
@@ -78,7 +79,8 @@ def test_acquire_raises_cost_only_to_share_reliable_machines() -> None:
 
 
 def test_acquire_bids_low_only_if_evictions_are_cheap() -> None:
-    # The price jumps once an hour: a low bid is often free of charge, a high one never.
+    # The price jumps once an hour. The jump evicts a low bid, whose hour is then free of charge. A
+    # high bid is never evicted and always paid.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     eager, careful = (
         brain(prices, eviction_s=lost_s).acquire([], 0.0, np.array([0.2]))
@@ -98,7 +100,8 @@ def test_hour_is_renewed_unless_another_market_is_cheaper() -> None:
 
 
 def test_renewal_uses_the_odds_of_its_bid_above_the_current_price() -> None:
-    # Bid .3 above an old price; now the price lies just below the bid and jumps past it soon.
+    # The price is 0.2 and jumps to 0.25 once an hour. The jump evicts a bid of 0.21, but not one of
+    # 0.5.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     slow = brain(prices, eviction_s=3400.0)
     above = Allocation(0, 10, 0.5, 0.2, 3600.0)

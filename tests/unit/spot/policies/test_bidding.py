@@ -47,7 +47,7 @@ def seen(
     waiting: float | None = 500.0,
     refusing: frozenset[str] = frozenset(),
 ) -> Situation:
-    """Return work of six workers with 500 waiting updates, at most four a second."""
+    """Return a situation: six workers can make four updates a second, and 500 updates wait."""
     there = {offer: MachineCount(ready=count) for offer, count in (machines or {}).items()}
     prices = {pool.name: pool.usd_per_hour for pool in pools}
     return Situation(
@@ -103,7 +103,7 @@ def test_lost_machines_are_replaced_under_another_bid() -> None:
     assert some.machines[offer] == 4
     ((other, count),) = some.machines.items() - {(offer, 4)}
     assert (other.pool, count) == ("wild", 2)
-    # All machines were lost at that price.
+    # All machines were lost, so the price has exceeded that bid.
     ((replacement, count),) = BIDDING.reconsider(seen(10.0), first).machines.items()
     assert (replacement.pool, count) == ("wild", 6)
     assert replacement != offer

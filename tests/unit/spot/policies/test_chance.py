@@ -36,7 +36,10 @@ def equal(ratio: float) -> Work:
 def uptimes_s(
     rng: np.random.Generator, shape: tuple[int, int], t_s: float, pool: Pool
 ) -> npt.NDArray[np.float64]:
-    """Run chains from a stationary start: alternating exponential times on and off."""
+    """Return the times on of chains that alternate between exponential times on and off.
+
+    The chains are stationary from the start.
+    """
     on_s, off_s = pool.availability * pool.cycle_s, (1 - pool.availability) * pool.cycle_s
     up = rng.random(shape) < pool.availability
     clock, total = np.zeros(shape), np.zeros(shape)
@@ -48,7 +51,7 @@ def uptimes_s(
 
 
 def simulated(work: Work, pool: Pool, seed: int) -> npt.NDArray[np.float64]:
-    """Return the share of runs with all updates at theta, for every number of spot workers."""
+    """Return the share of runs that make all updates by theta, for each number of spot workers."""
     rng = np.random.default_rng(seed)
     order = np.argsort(work.rates_per_s, kind="stable")
     rates, theta = work.rates_per_s[order], work.deadline_s

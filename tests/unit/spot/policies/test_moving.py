@@ -20,7 +20,7 @@ SPOT = Pool("spot", 0.158, 0.9, 1000.0, start_up_s=87.0)
 GROUP_SIZE, BATCH_SIZE, STREAMS, RATE_PER_S = 20, 256, 64, 125.0
 INTERVAL_S = GROUP_SIZE * BATCH_SIZE / STREAMS / RATE_PER_S  # seconds per update: 0.64
 POOLS = ALONE, SPOT
-# One machine keeps up; four are needed.
+# Seconds per gradient. With FAST_S, one machine keeps up with arrivals. SLOW_S takes four machines.
 FAST_S, SLOW_S = 0.025, 0.1
 STEP_S, REVIEW_S = 2.0, 10.0
 MAX_LAG_S = 180.0
@@ -75,7 +75,7 @@ def test_lost_machine_is_awaited_while_a_replacement_can_be_in_time() -> None:
 
     assert at(50, spot=(0, 1)) == {"spot": 1}
     assert at(100, spot=(0, 1)) == {"spot": 1, "on-demand": 1}
-    # Both work until the job can tolerate another loss.
+    # Both machines run until the lag is short enough to tolerate the loss of the spot machine.
     assert at(150, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
     assert at(50, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1}
     assert at(50, spot=(0, 1), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
@@ -227,7 +227,7 @@ def test_lag_stays_within_its_maximum_under_any_spot_losses(
 def test_deadline_is_met_under_any_spot_losses(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    """A slack that is shorter than the recovery from a loss is not always kept."""
+    """The job may be late if its slack is shorter than the replacement of a lost machine."""
     simulated = SimulatedJob(gradient_s, None, slack_s)
     replaced_s = REVIEW_S + ALONE.start_up_s
     assert simulated.run(losses_s) <= simulated.length_s + max(slack_s, replaced_s)

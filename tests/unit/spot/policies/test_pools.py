@@ -112,7 +112,7 @@ def test_pools_are_tried_in_turn_and_then_all_at_once() -> None:
     second = decide(PLENTY, first, *pools, **none)
     third = decide(PLENTY, second, *pools, **none)
     everywhere = decide(PLENTY, third, *pools, **none)
-    # One machine stays ordered, to notice when the pool has capacity again.
+    # One order stays in each pool without capacity. It succeeds once the pool has capacity again.
     assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
@@ -165,7 +165,7 @@ def test_job_without_machines_waits_for_spot_while_time_allows() -> None:
     assert asked(decide(job, first, A, **gone)) == {"a": 10} == asked(first)
     late = hours(3600, 3650)
     assert decide(late, first, A, **gone).on_demand == STREAMS
-    # The substitutes stay until the others are ready, not only ordered.
+    # On-demand substitutes stay until spot machines are ready. Orders do not suffice.
     stands_in = decide(late, first, A, **gone)
     comes = decide(hours(3500, 4000), stands_in, A, a=(0, 10), on_demand=(10, 0))
     works = decide(hours(3500, 4000), comes, A, a=(10, 0), on_demand=(10, 0))
@@ -190,7 +190,8 @@ def test_on_demand_substitutes_stay_until_spot_machines_are_ready() -> None:
     lost, first = {"a": (0, 0)}, decide(PLENTY, None, A)
     stands_in = decide(hours(3600, 3650), first, A, **lost)
     assert stands_in.on_demand == STREAMS
-    # With less work, fewer losses are ahead: released machines would start again a moment later.
+    # Substitutes stay, although less work means fewer losses to come. If they were released, they
+    # would be ordered again a moment later.
     there = {"on_demand": (10, 0)}
     assert decide(hours(10, 5000), stands_in, A, **lost, **there).on_demand == STREAMS
     assert decide(hours(10, 5000), stands_in, A, a=(7, 3), **there).on_demand == 3
@@ -198,7 +199,8 @@ def test_on_demand_substitutes_stay_until_spot_machines_are_ready() -> None:
 
 
 def test_reserve_covers_more_losses_than_expected() -> None:
-    # Ten hours of work in lives of one hour: ten losses are expected, and twenty are tolerated.
+    # Machines live for an hour on average, so ten losses are expected in ten hours of work. The
+    # reserve covers twenty.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
     first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)
@@ -256,7 +258,7 @@ def test_lagging_stream_gets_on_demand_only_when_needed_for_max_lag() -> None:
     assert on_demand([200.0, 100.0]) == 0
     assert on_demand([215.0, 100.0]) == 1
     assert on_demand([215.0, 100.0], (0, 1)) == 1
-    assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another, and stays
+    assert on_demand([215.0, 100.0], (1, 0)) == 2  # it serves another stream
     assert on_demand([], (1, 0)) == 1
     assert on_demand([100.0], (1, 0), behind_s=215.0) == 1
     assert on_demand([], (1, 0), behind_s=215.0) == 1  # some lag remains

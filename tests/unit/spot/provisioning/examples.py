@@ -65,7 +65,7 @@ def ended(launch: int, at_s: float = T0, cause: EndedBecause = "released", term:
 
 
 def planned(number: int = 1, term: int = 0, places: tuple[int, ...] = (1, 1, 1, 0)) -> Planned:
-    """Return a plan with as many slots as the settings have."""
+    """Return a plan for four slots, the number of workers in `SETTINGS`."""
     return Planned(
         term=term,
         number=number,

@@ -56,9 +56,9 @@ class ProviderThread:
     """One provisioner.
 
     Attributes:
-        done: All commands so far.
-        holds_lease: Answer to its requests for the lease.
-        reads: False: it does not see the records of the log.
+        done: All commands of the provisioner so far.
+        holds_lease: Answer to the provisioner's requests for the lease.
+        reads: If False, the provisioner does not read the log.
         launched: Each launch, with the provisioner's position in the log at that time.
     """
 
@@ -74,7 +74,7 @@ class ProviderThread:
         self._read = 0
 
     def on(self, event: ProvisionerEvent) -> None:
-        """Send it an event, and carry out its commands and their consequences."""
+        """Send the provisioner an event. Carry out its commands, and send it their results."""
         for command in self.provisioner.on(event, self.street.clock()):
             self.done.append(command)
             answer = self._carry_out(command)
@@ -82,7 +82,7 @@ class ProviderThread:
                 self.on(answer)
 
     def read(self) -> None:
-        """Send it the new records of the log."""
+        """Send the provisioner the new records of the log."""
         while self.reads:
             data = self.street.log[self._read :]
             records = tuple((self._read + n, decode_plan(d)) for n, d in enumerate(data))

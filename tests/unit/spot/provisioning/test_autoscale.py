@@ -69,7 +69,7 @@ def test_change_of_fleet_or_rollback_restarts_the_measurement() -> None:
 
 
 def test_workers_wanted_minimizes_time_times_cost() -> None:
-    # 2 gradients per worker, and half of the messages.
+    # Twelve workers compute two gradients each, but exchange half as many messages as 24.
     assert workers_wanted(update_s, 24, 24) == 12
     assert workers_wanted(lambda p: update_s(p, 2), 24, 24) == 2
     assert workers_wanted(lambda p: ceil(24 / p) * GRADIENT_S, 4, 24) == 24
@@ -85,7 +85,7 @@ def test_workers_wanted_keeps_up_with_arrivals() -> None:
     assert workers_wanted(update_s, 24, 24, slow_per_s) == 12
     assert workers_wanted(update_s, 24, 24, fast_per_s) == 24
     assert workers_wanted(update_s, 12, 24, fast_per_s) == 24
-    assert workers_wanted(update_s, 24, 24, 10 * fast_per_s) == 12  # no number does
+    assert workers_wanted(update_s, 24, 24, 10 * fast_per_s) == 12  # no number keeps up
 
 
 @given(

@@ -64,7 +64,7 @@ machines = st.builds(
 def by_the_second(
     price_list: list[GivenPrice], ran: list[Ran], now_s: float, billing: Mapping[str, Billing]
 ) -> float:
-    """Return the same sum, added second by second."""
+    """Return the cost of these machines, added up second by second."""
     total = 0.0
     for machine in ran:
         rule = billing.get(machine.offer.pool, Billing())
@@ -178,7 +178,7 @@ def test_only_a_preempted_machine_is_billed_without_the_minimum(
 @pytest.mark.parametrize(
     ("billing", "lives", "usd"),
     [
-        # $0.158 an hour: (price from then on), (started, ended, cause)
+        # Each life: (started, ended, cause). The first hour costs $0.158.
         ("ec2", [(0, 900, "preempted")], 0.0),
         ("ec2", [(0, 900, "released")], 0.0395),
         ("ec2", [(0, 30, "released")], 0.158 / 60),
@@ -209,7 +209,7 @@ def test_machines_of_a_pool_cost_the_price_of_their_type_and_zone() -> None:
     bill = Bill({})
     bill.price(A, 0.0, 0.05)
     bill.price(large, 0.0, 0.08)
-    bill.price(Offer("a", "c5.large"), 0.0, 0.06)  # wherever it is
+    bill.price(Offer("a", "c5.large"), 0.0, 0.06)  # in any zone
     for launch, offer in enumerate((large, small, Offer("a", "m5.large", "1a"))):
         bill.started(launch, offer, 0.0)
 

@@ -86,7 +86,8 @@ def test_estimator_without_observations_reports_its_guesses() -> None:
     assert float(estimator.arrivals(T0).value) == pytest.approx(8.0)
     assert not estimator.arrivals_known(T0)
     assert estimator.rates_per_s(T0).tolist() == [2.0] * 4
-    # 40 records come in 5 s; half of the four machines compute two gradients each of an update
+    # An update's 40 records arrive in 5 s. The guess is the time with which half of the four
+    # machines, with two gradients each, could make 1.25 times as many updates as arrive.
     assert float(estimator.gradient(T0).value) == pytest.approx(5.0 / 1.25 / 2)
     assert estimator.guesses(T0) == (
         "not measured yet: arrivals are assumed to be 8/s, a gradient is assumed to take 2 s"
@@ -209,7 +210,7 @@ def test_rate_of_a_slot_is_kept_after_its_machine_ended() -> None:
     away.fleet(ended(1, T0 + 40), ledger)
 
     assert away.rates_per_s(T0 + 400)[0] == pytest.approx(20.0, rel=0.05)
-    assert present.rates_per_s(T0 + 400)[0] < 5  # there, and silent
+    assert present.rates_per_s(T0 + 400)[0] < 5  # present, but silent
 
 
 def test_gradient_time_comes_from_the_updates() -> None:

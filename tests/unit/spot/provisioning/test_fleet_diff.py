@@ -95,7 +95,7 @@ def test_worker_name_includes_the_launch_only_with_reassignment(mode: str, name:
 
 
 def refuse(backoff: Backoff, at_s: float, slot: int = 0) -> float:
-    """Refuse an order for spot. Returns the time to wait."""
+    """Report a refused order for spot. Returns the time until the next one is allowed."""
     backoff.feed(ended(1, at_s, "refused"), machine(1, slot, runs=False))
     return backoff.until_s(DesiredMachine(slot, "spot")) - at_s
 

@@ -225,4 +225,5 @@ def test_bid_hours_end_per_machine_and_lost_bids_are_counted() -> None:
     assert ledger.hours(T0 + 85) == {bid: Hour(T0 + 130, 0.5)}
     ledger.feed(ledger.position, planned(2))
     ledger.feed(ledger.position, ended(2, T0 + 90))
-    assert not ledger.gone_bids  # the previous plan ordered it
+    # The previous plan ordered this machine.
+    assert not ledger.gone_bids

@@ -87,7 +87,7 @@ def test_older_poll_is_ignored() -> None:
 
 
 def test_machine_is_lost_after_it_is_unlisted_for_long_enough() -> None:
-    # looks   T0+10    +12     +24     +25 = 15 s after the first without it
+    # The first poll without the machine is at T0 + 10. It is lost if polls lack it for 15 s.
     watched, _ = watch(ordered(1), started(1))
 
     assert look(watched, T0 + 9, there(1)) == []
@@ -148,7 +148,7 @@ def test_second_machine_of_an_order_is_released() -> None:
 
 
 def test_machine_without_an_order_is_released_after_the_grace_time() -> None:
-    # The machine may belong to a successor whose records were not read yet.
+    # The machine may have been ordered by a successor whose records were not read yet.
     watched, _ = watch()
     for at_s in (0, 5, 10):
         look(watched, T0 + at_s, there(7))

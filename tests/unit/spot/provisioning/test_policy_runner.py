@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
-# The job trains on all arrivals for ever, so that there is nothing to plan for.
+# The job trains on all arrivals and never ends, so there is no end to plan for.
 UNDECIDED = replace(SETTINGS, updates=None, deadline_at_s=math.inf)
 
 
@@ -68,8 +68,8 @@ def test_price_change_leads_to_a_new_plan_with_the_reason(street: Street) -> Non
 def test_plan_is_infeasible_while_on_demand_machines_are_refused(
     street: Street,
 ) -> None:
-    # spot      ████ dearer than on demand, for good
-    # on-demand      refused ░░░░░░░░░░░░ ████████
+    # spot       ████ then more expensive than on demand, until the end
+    # on-demand       refused ░░░░░░░░░░░░ ████████
     harness = at_work(street)
     street.fleet.faults.without.add("on-demand")
     street.prices.set("spot", 3.0)
@@ -89,7 +89,8 @@ def test_plan_is_infeasible_while_on_demand_machines_are_refused(
 
 
 def test_plan_includes_and_shows_the_cost_of_transfer(street: Street) -> None:
-    # 8 records a second, 40 to an update of 1 GB: 720 GB an hour of each machine
+    # 8 records a second and 40 per update are 720 updates an hour. Each machine transfers 1 GB per
+    # update.
     def settings(usd_per_gb: float) -> ProvisionerSettings:
         spot = replace(SPOT, transfer_usd_per_gb=usd_per_gb)
         return replace(SETTINGS, update_mb=1000.0, pools=(ON_DEMAND, spot))
@@ -152,7 +153,7 @@ def test_one_time_policy_decides_again_once_arrivals_are_known(
     assert "arrivals are assumed to be 8/s" in first.why
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
-    # It keeps this decision, also after a restart.
+    # The policy keeps this decision, even after a restart.
     successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
@@ -164,7 +165,8 @@ def test_job_with_a_loss_target_is_replanned_once_its_curve_is_known(street: Str
     harness = at_work(street, replace(SETTINGS, updates=None, loss=0.5, review_s=10.0))
     harness.on(events.ClaimsRead(tuple(batches(40, 8.0))))
     harness.run(30)
-    # 0.3 + 2 exp(-J / 442) is 0.5 after 1018 updates: 120 more, and 10 until the mean is there
+    # The loss 0.3 + 2 exp(-J / 442) is 0.5 after 1018 updates, 120 after the last observed one. The
+    # mean of recent losses reaches 0.5 ten updates later.
     losses = [0.3 + 2.0 * math.exp(-version / 442) for version in range(1, 899)]
     updates = [UpdateApplied(0, n, (batch(n),), 40, loss) for n, loss in enumerate(losses, 1)]
     harness.on(events.UpdateRecordsRead(tuple(enumerate((Lead(-1, GENESIS, "c", 0), *updates)))))
@@ -172,7 +174,8 @@ def test_job_with_a_loss_target_is_replanned_once_its_curve_is_known(street: Str
     harness.run(5)
 
     before, after = plans(street)[0], plans(street)[-1]
-    assert before.updates_left == pytest.approx(9_000, rel=0.01)  # 0.9 of a guess
+    # Without losses, the plan is for 0.9 of a guess.
+    assert before.updates_left == pytest.approx(9_000, rel=0.01)
     assert "loss" in before.why
     assert after.updates_left == pytest.approx(130, abs=15)
     assert "loss" not in after.why.removeprefix("ada requested a new plan: the losses are known")
@@ -303,7 +306,7 @@ def test_every_policy_uses_on_demand_without_a_spot_pool(
     settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
     harness = at_work(street, settings)
 
-    # They keep up with arrivals.
+    # The machines keep up with arrivals.
     assert plans(street)[0].on_demand >= 2
     assert len(harness.provisioner.ledger.running) == plans(street)[0].on_demand
     assert not street.written(Reviewed)[-1].warning
@@ -323,7 +326,7 @@ def test_plan_for_waiting_records_includes_the_time_of_gradients(
     if policy != "on-demand":
         # This would differ if gradients took no time.
         assert not first.on_demand
-    # Waiting records do not cause a new plan. Machines that stay longer do.
+    # Waiting records alone do not cause a new plan, but machines that are kept longer do.
     assert len(others) <= 2
 
 

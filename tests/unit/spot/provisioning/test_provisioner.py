@@ -257,7 +257,7 @@ def test_orders_of_a_frozen_former_leader_have_no_effect(street: Street) -> None
     successor = ProviderThread(street, name="p2")
     street.append(
         ProvisionerLead(ghost.provisioner.ledger.term, "p0#1", T0)
-    )  # the ghost's term is over
+    )  # ends the ghost's term
     successor.run(10)
     street.fleet.preempt(1)
     successor.run(5)
@@ -342,7 +342,7 @@ def test_successor_carries_out_the_previous_plan(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     harness = ProviderThread(street)
-    # No prices can be requested.
+    # The provider of prices is unavailable.
     street.prices.away = True
     harness.run(10)
 
@@ -374,13 +374,13 @@ def test_balanced_tuner_releases_machines_that_cost_more_than_they_save(street: 
     harness.on(events.RecordsCounted(1_000_000))  # records that wait
 
     make_updates(harness)
-    # Messages between four workers take 0.9 s, as far as is known.
+    # Gradients take 0.1 s of each second. The rest seems to be messages between four workers.
     assert sizes(street)[-1] == 1
     assert street.written(Planned)[-1].why.startswith("workers from 4 to 1")
     assert [machine.ended_s is None for machine in street.fleet.rented].count(True) == 1
 
     harness.on(events.ProvisioningChanged(replace(BALANCED, probability=0.9)))
-    # The owner changed another setting.
+    # The job's owner changed another setting, so the number of machines stays.
     assert sizes(street)[-1] == 1
 
     successor = ProviderThread(street, BALANCED, "p2")
@@ -443,7 +443,7 @@ HOLDING = replace(
 
 @pytest.fixture
 def spares(street: Street, monkeypatch: pytest.MonkeyPatch) -> ProviderThread:
-    """At work with three spot machines and one on demand."""
+    """Return a leading provisioner with three spot machines and one on demand, for two slots."""
     policy = Counting(({Offer("spot"): 3, Offer("on-demand"): 1}, {Offer("spot"): 2}), 100.0)
     monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: policy)
     harness = ProviderThread(street, HOLDING)
@@ -517,7 +517,8 @@ def test_policy_sees_running_and_starting_machines(street: Street, spares: Provi
 def test_reassigned_machines_are_ready_at_their_first_heartbeat(
     street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the market file says 60 s; heartbeats of the three begin within 5 s of their start
+    # The market file gives a start-up of 60 s, but the first heartbeats of the three spot machines
+    # come a few seconds after their start.
     counting = Counting(({Offer("spot"): 3, Offer("on-demand"): 1},), 100.0)
     monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: counting)
     pools = tuple(replace(pool, start_up_s=60.0) for pool in SETTINGS.pools)
@@ -562,7 +563,8 @@ def test_spare_does_not_count_towards_stability(street: Street, spares: Provider
 def test_slot_is_reassigned_when_heartbeats_of_its_worker_end(
     street: Street, spares: ProviderThread
 ) -> None:
-    # heartbeats   w0 and w1, then w1 alone; a worker without any heartbeat has not left
+    # Worker w1 sends heartbeats alone, then w0, too, and then w1 alone again. A worker has not left
+    # before its first heartbeat.
     def heartbeats(*slots: int) -> None:
         members = frozenset(f"digits-w{slot}" for slot in slots)
         spares.on(events.HeartbeatsSeen(members, street.clock()))
@@ -573,7 +575,7 @@ def test_slot_is_reassigned_when_heartbeats_of_its_worker_end(
     heartbeats(0, 1)
     for _ in range(14):
         heartbeats(1)
-        # No worker at all: Redis restarted empty.
+        # No worker has a heartbeat after Redis restarted empty.
         heartbeats()
         heartbeats(0, 1)
     assert street.written(Left) == []
@@ -585,7 +587,7 @@ def test_slot_is_reassigned_when_heartbeats_of_its_worker_end(
     assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     running = [each.launch for each in spares.provisioner.ledger.running]
-    # Released if it does not end by itself.
+    # Machine 1 is released later if it does not end by itself.
     assert running == [1, 2, 3, 4, 5]
     spares.run(150)
     assert 1 not in [each.launch for each in spares.provisioner.ledger.running]

@@ -121,7 +121,7 @@ def test_plan_stability_is_the_mean_over_running_machines() -> None:
     all_spot, _ = split(4, gradient_s=2.5)
 
     assert stability_of_plan(all_on_demand, given).ratio == pytest.approx(2.0)
-    # The number of running machines is binomial: four spot machines, each with 0.9.
+    # Each of four spot machines runs with a probability of 0.9, so their number is binomial.
     capacity = [0.0, 0.1, 0.2, 0.2, 0.4]
     chances = [0.0001, 0.0036, 0.0486, 0.2916, 0.6561]
     expected = sum(c * p for c, p in zip(capacity, chances, strict=True)) * 5
@@ -175,7 +175,7 @@ def test_restored_plan_leads_to_the_same_decisions() -> None:
     assert again.reason == first.reason
     assert again.places.tolist() == first.places.tolist()
     assert again.basis.work.updates == first.basis.work.updates
-    # Only time has passed, so it is the first review for both.
+    # Nothing but the time has changed. The policy reviews both decisions for the first time.
     later = situation(now_s=31.0)
     assert policy.reconsider(later, again).places.tolist() == (
         policy.reconsider(later, first).places.tolist()

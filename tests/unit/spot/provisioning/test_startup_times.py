@@ -53,7 +53,7 @@ def test_start_up_time_without_observations_is_of_the_market_file() -> None:
 
 
 def test_start_up_time_of_three_observations_replaces_the_market_file() -> None:
-    # polls at 60 s and 61 s: the first heartbeat came between them
+    # The first heartbeat comes between the polls at 60 s and 61 s.
     start_ups = StartUps()
     starts(start_ups, 1, 60.0)
     assert start_ups.start_up_s(SPOT) == 5.0
@@ -77,8 +77,8 @@ def test_start_up_time_follows_the_latest_observations() -> None:
 
 
 def test_machines_started_before_the_first_poll_are_not_timed() -> None:
-    # Three started at 0. A successor polls at 500 s, when Redis is empty, and then sees all of
-    # them.
+    # Eight machines start at 0 s. A successor polls first at 500 s, when Redis is empty, and sees
+    # all heartbeats at 502 s.
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
     poll(start_ups, 500.0, there=there)
     poll(start_ups, 502.0, *range(1, 9), there=there)
@@ -109,7 +109,8 @@ def test_repeated_or_late_polls_are_ignored() -> None:
 
 
 def test_heartbeat_before_the_machine_start_is_read_is_timed() -> None:
-    # started at 1, first heartbeat at 2, and read back at 4
+    # The machines start at 1 s, their first heartbeats come at 2 s, and the records of their starts
+    # are read at 4 s.
     start_ups, there = StartUps(), tuple(running(launch, 1.0) for launch in range(1, 9))
     poll(start_ups, 0.0)
     poll(start_ups, 2.0, *range(1, 9))

@@ -46,7 +46,7 @@ def priced(usd_per_hour: float) -> tuple[Pool, ...]:
 
 
 def decision_after_60_s() -> Decision:
-    """Decide at the beginning, and again after 60 s that went as planned."""
+    """Return the second of two decisions: at the start, and after 60 s that went as planned."""
     first = POLICY.reconsider(situation(), None)
     return POLICY.reconsider(situation(6_660, 9_910), first)
 
@@ -231,7 +231,7 @@ class Outcome:
     """Result of all runs."""
 
     met: float  # share of deadlines
-    # Mean, divided by that of on-demand machines alone.
+    # Mean cost, divided by the cost of on-demand machines alone.
     cost: float
 
 

@@ -8,7 +8,8 @@ from common.spot.theory.lags import StreamLags
 
 
 def test_lag_grows_without_a_machine_and_shrinks_with_one() -> None:
-    # lost at 10, asked at 30, served at 50, lost again at 60: at a load of 0.8 a quarter is gained
+    # The stream loses its machine at 10, has one from 50 to 60, and loses it again. At a load of
+    # 0.8, each second with a machine reduces the lag by a quarter of a second.
     lags, load = StreamLags(1, 0.0), np.array([0.8])
     waited = [
         lags.at(at_s, np.array([since_s]), load).item()

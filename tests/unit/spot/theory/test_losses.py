@@ -73,7 +73,8 @@ def test_fit_without_noise_equals_the_curve(curve: Curve) -> None:
 
 @pytest.mark.parametrize(("curve", "updates"), [(power, 2000), (geometric, 2000)])
 def test_interval_of_remaining_updates_has_its_stated_coverage(curve: Curve, updates: int) -> None:
-    # Half of the loss above its floor remains to be reduced, with noise of about the same size.
+    # The target is halfway between the loss now and its floor of 0.3. The noise has about the size
+    # of this difference.
     now = float(curve(np.asarray(updates - 1.0)))
     target = (now + 0.3) / 2
     truth, trials, hits = truly_remaining(curve, updates, target), 20, 0

@@ -46,12 +46,14 @@ def equations_21_and_22(work: Work, spot: int, prices: PaperMarket) -> tuple[flo
 
 
 def meets_deadline(work: Work, spot: int, prices: PaperMarket) -> bool:
-    """Return True by Lemma 2, equation 23."""
+    """Return True if the plan meets the deadline by Lemma 2, equation 23."""
     return equations_21_and_22(work, spot, prices)[0] <= work.deadline_s * (1 + 1e-12)
 
 
 def walked(work: Work, prices: PaperMarket) -> float:
-    """Return the cost at the first rise or broken Lemma 2 from N_s = 0 on, as the paper finds it.
+    """Return the cost that the paper's search finds.
+
+    The search counts N_s up from 0 until the cost rises or Lemma 2 fails.
 
     The cost has at most one local minimum for a continuous lambda(n), and for discrete rates, too.
     With f the cost per record of N_s workers on spot, c = 1 - alpha and B = pi_o - alpha pi_s > 0,
@@ -165,7 +167,8 @@ def test_cost_curve_never_falls_after_its_first_rise(work: Work, prices: PaperMa
 
 
 def test_fast_worker_is_not_placed_on_spot() -> None:
-    # alone in 100 s; two slow ones on spot lose little, the fast one would double the runtime
+    # On demand the work takes 100 s. The two slow workers lose little on spot, but the fast one
+    # would double the runtime.
     work = Work(np.array([1.0, 98.0, 1.0]), 1, 1, 10_000, 1_000)
     prices = market(1.0, 0.6, 0.5)
 

@@ -55,7 +55,7 @@ def test_single_batch_counts_its_gaps_over_its_span() -> None:
 
 
 def test_time_between_two_batches_counts() -> None:
-    #  0 ..... 2        8 ..... 10    closed early, because nothing came
+    #  0 ..... 2        8 ..... 10    no record arrived in between
     indicators = [Indicator(0, 10, 0.0, 2.0), Indicator(1, 10, 8.0, 10.0)]
     assert tally(indicators).counts(10.0) == (19.0, 10.0)
 

@@ -189,7 +189,7 @@ def test_unsupported_choice_and_missing_file_are_rejected(
         read_trace(written(tmp_path, GRID), {"zone": "a"})
     with pytest.raises(UserError, match=r"column: trace\.csv has only one column"):
         read_trace(written(tmp_path, PRICES), {}, "x")
-    # The first error: it is no trace at all.
+    # The format is checked before the zone and the column.
     for choice in ({"zone": "a"}, {}):
         with pytest.raises(UserError, match=r"is not in a known format, got 'time,usd'"):
             read_trace(written(tmp_path, "time,usd\n2026-01-01,1\n"), choice, "usd")

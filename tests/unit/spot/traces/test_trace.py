@@ -72,7 +72,7 @@ def test_last_row_of_a_time_counts_and_times_start_at_zero() -> None:
     made = trace_from_rows([100, 110, 110, 130], [1, 2, 3, 4], [1, 2, 3, 4], "f.csv")
     assert made.times_s.tolist() == [0, 10, 30]
     assert made.values.tolist() == [1, 3, 4]
-    # Events: the last row has the end.
+    # In a list of events, the last row is the end of the trace.
     assert made.end_s == 30
     longer = trace_from_rows([100, 110], [1, 2], [1, 2], "f.csv", end_s=150)
     assert longer.end_s == 50
