@@ -287,11 +287,11 @@ class ApacheRig(KafkaRig):
 
     def cut(self, partition: Partition, end: int) -> None:
         """See `Rig`."""
+        # A producer cannot continue in a log that lost its records, and may abort the process.
+        self.writer.close()
         self._kafka.kill()
         assert self._kafka.cut(*partition, end) == end
         self._kafka.restart()
-        # A producer whose records were lost cannot continue, but readers of the log must.
-        self.writer.close()
         self.writer = KafkaLog(self._settings).writer()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
