@@ -6,8 +6,8 @@
     <job>/checkpoints/best                             hint: name of the one with the lowest loss
     <job>/states/<epoch>-<version>.safetensors         weights and optimizer state of workers
     <job>/origin/<sha256>.safetensors                  another job's checkpoint that it began with
-    <job>/base/<digest>.safetensors                    tensors that no update changes
-    <job>/base/digest                                  names the job's base
+    <job>/base/<sha256>.safetensors                    tensors that no update changes
+    <job>/base/digest                                  names the job's base, and its checksum
 
 The name of a checkpoint has the epoch of the leader that wrote it and its version. Later leaders
 rank above higher versions (docs/explain/checkpoints.md). A checkpoint is finished when it has a
@@ -290,35 +290,57 @@ class CheckpointStore:
         Raises:
             CorruptError: If they are missing or damaged.
         """
-        name = f"{self._origin}{sha256}.safetensors"
+        return self._checked(f"{self._origin}{sha256}.safetensors", sha256)
+
+    def put_base(self, digest: str, data: bytes) -> str:
+        """Store the job's base, unless it has one already; return the digest of the job's base.
+
+        Args:
+            digest: Digest of the tensors, see `common.learning.base`.
+            data: The tensors as safetensors. Other versions of the library may write other bytes.
+        """
+        sha256 = describe(data).sha256
+        self._blobs.put(f"{self._bases}{sha256}.safetensors", data)
+        # The first process wins.
+        self._blobs.replace(f"{self._bases}digest", f"{digest} {sha256}".encode(), None)
+        return self.base_digest()
+
+    def base_digest(self) -> str:
+        """Return the digest of the job's base; empty if none is stored."""
+        return self._named_base()[0]
+
+    def base(self, digest: str) -> bytes:
+        """Read the job's base.
+
+        Raises:
+            CorruptError: If it is missing or damaged, or has another digest.
+        """
+        found, sha256 = self._named_base()
+        if found != digest:
+            raise CorruptError(
+                f"{self._bases}digest names {found[:16] or 'nothing'}, expected {digest[:16]}: the"
+                " tensors that the task froze"
+            )
+        return self._checked(f"{self._bases}{sha256}.safetensors", sha256)
+
+    def _named_base(self) -> tuple[str, str]:
+        """Return digest and checksum of the job's base; empty if none is stored."""
+        data = (self._blobs.get(f"{self._bases}digest") or b"").decode("ascii", "replace")
+        digest, _, sha256 = data.partition(" ")
+        return digest, sha256
+
+    def _checked(self, name: str, sha256: str) -> bytes:
+        """Read a blob that never changes.
+
+        Raises:
+            CorruptError: If it is missing or damaged.
+        """
         data = self._blobs.get(name)
         if data is None:
             raise CorruptError(f"{name} is missing")
         found = describe(data)
         if found.sha256 != sha256:
             raise CorruptError(f"{name} has {found}, expected {sha256[:16]}")
-        return data
-
-    def put_base(self, digest: str, data: bytes) -> str:
-        """Store the job's base, unless it has one already; return the digest of the job's base."""
-        self._blobs.put(f"{self._bases}{digest}.safetensors", data)
-        self._blobs.replace(f"{self._bases}digest", digest.encode(), None)
-        return self.base_digest()
-
-    def base_digest(self) -> str:
-        """Return the digest of the job's base; empty if none is stored."""
-        return (self._blobs.get(f"{self._bases}digest") or b"").decode("ascii", "replace")
-
-    def base(self, digest: str) -> bytes:
-        """Read a base.
-
-        Raises:
-            CorruptError: If it is missing.
-        """
-        name = f"{self._bases}{digest}.safetensors"
-        data = self._blobs.get(name)
-        if data is None:
-            raise CorruptError(f"{name} is missing: it holds the tensors that the task froze")
         return data
 
     def put_state(self, made: ModelId, data: bytes) -> None:

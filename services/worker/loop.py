@@ -14,7 +14,7 @@ from common.core.settings import WorkerSettings, slices_of
 from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
-from common.errors import OtherModelError, UnavailableError, UserError
+from common.errors import CorruptError, UnavailableError, UserError
 from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
@@ -133,7 +133,7 @@ class JobWorker:
         with suppress(UnavailableError):
             try:
                 share_base(computer.model, task, spec.seed, store, write=False)
-            except OtherModelError as error:
+            except CorruptError as error:
                 raise UserError(str(error)) from error
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):

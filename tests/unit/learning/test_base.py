@@ -209,6 +209,31 @@ def test_worker_without_rights_to_write_uses_its_own_until_one_is_stored(
     assert store.base_digest() == ""
 
 
+@pytest.mark.parametrize("damage", ["altered", "missing", "another pointer", "torn pointer"])
+def test_damaged_base_is_never_used(damage: str) -> None:
+    blobs, task = MemoryBlobs(), FrozenTask()
+    store, model = CheckpointStore(blobs, "job"), FlatModel(build_model(task, SEED))
+    share_base(model, task, SEED, store, write=True)
+    [file] = [name for name in blobs.names("job/base/") if name.endswith(".safetensors")]
+    with torch.no_grad():
+        model.base.tensors["backbone.weight"].add_(1e-7)
+    other = FlatModel(model.module)
+    data = bytearray(blobs.content[file])
+    if damage == "altered":
+        # The last bytes are those of a frozen tensor, so the file still parses.
+        data[-1] ^= 1
+        blobs.put(file, bytes(data))
+    elif damage == "missing":
+        blobs.delete(file)
+    else:
+        pointer = b"another 1234" if damage == "another pointer" else b"\xff\x00"
+        blobs.put("job/base/digest", pointer)
+    before = copies(other.module)
+    with pytest.raises(CorruptError):
+        share_base(other, task, SEED, store, write=True)
+    assert all(torch.equal(before[name], each) for name, each in copies(other.module).items())
+
+
 @pytest.mark.parametrize("stored", [b"", b"garbage", bytes(100)])
 def test_garbage_instead_of_a_base_is_corrupt(stored: bytes) -> None:
     base = FlatModel(Frozen()).base
