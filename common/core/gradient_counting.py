@@ -289,6 +289,7 @@ class Rounds:
         if round_ is None:
             return None
         self._suspects.clear([offset])
+        self.too_large.pop(offset, None)
         self.assigner.settle([offset])
         return round_.todo.pop(offset)
 

@@ -83,7 +83,8 @@ class GradientComputer:
     The same batches at the same weights give the same bits, whatever was computed before. To ensure
     this, every batch starts from the round's buffers and from random numbers seeded by its own
     data. Small batches share a pass if the model has no buffers and the task draws no random
-    numbers, because each record is then computed on its own.
+    numbers, because each record is then computed on its own. Only a lack of memory changes bits:
+    batches are then summed in parts, which are rounded in another order.
 
     The result has the change of the buffers, not their new value: a buffer that does not change
     keeps its bits, while averages of `buffer x samples` would drift.
