@@ -259,7 +259,7 @@ def test_doll_up_prints_everything_another_terminal_needs(
         assert "no jobs yet" in listed.stdout, listed.stderr  # the API answered
         assert (folder / "environment").stat().st_mode & 0o077 == 0  # it holds a key
         assert f"Kafka: {started}\n" in said.read_text()
-        bootstrap = re.search(r"for any other client: (127\.0\.0\.1:\d+)\n", said.read_text())
+        bootstrap = re.search(r"address for other clients: (127\.0\.0\.1:\d+)\n", said.read_text())
         assert bootstrap is not None
         assert topics.JOBS in AdminClient({"bootstrap.servers": bootstrap[1]}).list_topics().topics
         found = re.search(r"page: (http\S+) .* password (\S+)", said.read_text())
