@@ -31,6 +31,7 @@ from rich.progress import track
 
 from common.core.spans import Partition
 from common.data.codecs import codec_of
+from common.embedded.process import family
 from common.embedded.services import EmbeddedService, stop_all
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
@@ -167,12 +168,13 @@ class Meter:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Freeze all processes in this context."""
-        for pid in self._pids.values():
+        pids = [each for pid in self._pids.values() for each in family(pid)]
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in self._pids.values():
+            for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
     def sent(self, since: int, mark: Mark) -> int:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from common.config.program import SERVICES
-from common.embedded.fork_server import become, load
 from common.embedded.process import short_folder
+from common.runtime.fork_server import become, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,9 +33,10 @@ FLOORS = (
         *("common.kafka", "common.redis", "common.tracking"),
         *("common.testing", "common.spot.fleets"),
     ),
-    ("common.collectives", "common.storage", "common.embedded"),
+    ("common.collectives", "common.storage"),
     ("common.jobs",),
     ("common.api", "common.runtime"),
+    ("common.embedded",),
     ("common.spot.api", "common.spot.connect", "common.spot.planning"),
     (
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),

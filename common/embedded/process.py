@@ -11,14 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from common.embedded.fork_server import Forked, fork_module
 from common.errors import UnavailableError
+from common.runtime.fork_server import Forked, fork_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -116,8 +116,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, with which tests freeze or kill the process."""
+        """Process id."""
         return self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all its descendants, such as a worker's processes."""
+        for pid in family(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     @property
     def exit_code(self) -> int | None:
@@ -227,6 +233,16 @@ class Child:
     def last_words(self) -> str:
         """Return the end of the log."""
         return self.log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it wrote no output"
+
+
+def family(pid: int) -> list[int]:
+    """Return the ids of a process and of its descendants, parents first."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{each}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def short_folder() -> str | None:

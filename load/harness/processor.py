@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
+
+from common.embedded.process import family
 
 
 class Block(NamedTuple):
@@ -75,9 +78,16 @@ class Neighbours:
 
 
 def used_s(pid: int) -> float:
-    """Return the processor time of a process so far, including all its threads."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    """Return the processor time of a process and its descendants so far, in seconds.
+
+    It includes children that have ended, if their parent has waited for them.
+    """
+    total = 0.0
+    for each in family(pid):
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(each).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def _machine_s() -> tuple[float, float]:

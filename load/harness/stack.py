@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
+from common.embedded.process import family
 from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import EmbeddedService, Kind
 from common.jobs.operations import JobOperations
@@ -110,13 +111,15 @@ class Process(Protocol):
 
 
 def freeze(process: Process) -> None:
-    """Stop a process with SIGSTOP."""
-    os.kill(process.pid, signal.SIGSTOP)
+    """Stop a process and its descendants with SIGSTOP."""
+    for pid in family(process.pid):
+        os.kill(pid, signal.SIGSTOP)
 
 
 def thaw(process: Process) -> None:
-    """Continue a frozen process."""
-    os.kill(process.pid, signal.SIGCONT)
+    """Continue a frozen process and its descendants."""
+    for pid in family(process.pid):
+        os.kill(pid, signal.SIGCONT)
 
 
 def check(services: Iterable[EmbeddedService]) -> None:

@@ -43,7 +43,7 @@ class SleepingTask(CostlessTask):
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Wait, then do as `CostlessTask`."""
-        slow = str(os.getpid()) in self._slow.read_text().split()
+        slow = str(os.getppid()) in self._slow.read_text().split()
         # A batch has one record, and one pass may compute several small batches.
         batches = len(records["x"])
         time.sleep(batches * self._seconds * (_SLOWER if slow else 1.0))

@@ -22,15 +22,15 @@ from common.core.job_placement import (
 )
 from common.errors import OutsideError, UnavailableError
 from common.kafka.names import job_name
-from common.runtime.faults import Patience, kind_of, passes, reason_of
+from common.runtime.faults import Patience
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord, JobStore
     from common.redis.port import Roster
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
+    from services.worker.channel import Failure
 
 # Interval of reads of the jobs topic.
 JOBS_S = 0.5
@@ -44,6 +44,9 @@ JITTER = 0.25
 # Pause after an outage, which ends soon. Other failures have longer pauses.
 UNAVAILABLE_S = 1.0
 PATIENCE = Patience(first_s=5.0, longest_s=300.0, healthy_s=60.0)
+# The same for a process that died. A batch that kills processes is soon sent alone, and then
+# quarantined, so the pauses are shorter.
+DEATHS = Patience(first_s=1.0, longest_s=60.0, healthy_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,47 +126,47 @@ class JobSelector:
         with self._lock:
             return self._jobs.get(self._job)
 
-    def still(self, job: JobRecord) -> JobSpec | None:
-        """Return the newest specification of a selected job; None if this worker must leave it."""
+    def still(self, job: JobRecord) -> JobRecord | None:
+        """Return the newest record of a selected job; None if this worker must leave it."""
         record = self.selected()
-        return record.spec if record is not None and record.is_same_job(job) else None
+        return record if record is not None and record.is_same_job(job) else None
 
     def pinned_by(self, pinned: Callable[[], bool] | None) -> None:
         """Set the function that says if this worker must stay at its job. None means no."""
         self._pinned = pinned or _free
 
-    def failed(self, job: str, error: BaseException) -> float:
-        """Leave a job for a while after an error of any kind.
+    def failed(self, job: str, failure: Failure) -> float:
+        """Leave a job for a while after a failure of any kind.
 
         Each kind of failure is logged once, with its traceback.
 
         Returns:
             The pause in seconds.
         """
-        unavailable = passes(error)
+        unavailable = failure.passes
+        patience = DEATHS if failure.died else PATIENCE
         self._metrics.job_faults.labels(job, "unavailable" if unavailable else "fault").inc()
         with self._lock:
             now = self._clock()
             failing = self._failing.setdefault(job, _Failing(0, now))
-            if self._job == job and now - self._since >= PATIENCE.healthy_s:
+            if self._job == job and now - self._since >= patience.healthy_s:
                 failing.failures = 0
                 self._reported = {kind for kind in self._reported if kind[0] != job}
             failing.failures += not unavailable
-            pause_s = UNAVAILABLE_S if unavailable else PATIENCE.pause_s(failing.failures)
+            pause_s = UNAVAILABLE_S if unavailable else patience.pause_s(failing.failures)
             failing.until = now + pause_s
             if self._job == job:
                 self._job = ""
-        kind = (job, *kind_of(error))
+        kind = (job, *failure.kind)
         if kind in self._reported:
             return pause_s
         self._reported.add(kind)
-        reason = reason_of(error)
+        reason = failure.reason
         if unavailable:
             self._log.warning("job_waits", job=job, reason=reason, again_in_s=pause_s)
         else:
-            self._log.error(
-                "job_failed", job=job, reason=reason, again_in_s=pause_s, exc_info=error
-            )
+            more = {"traceback": failure.traceback} if failure.traceback else {}
+            self._log.error("job_failed", job=job, reason=reason, again_in_s=pause_s, **more)
         return pause_s
 
     def turn(self) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import pytest
 
 from common.collectives.port import Peer
-from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
 from common.redis.boards import RedisBoards
+from common.runtime.fork_server import prepare
 from tests.contract.group_member import Member
 from tests.fakes.group import MemoryNetwork
 

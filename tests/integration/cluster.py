@@ -172,11 +172,11 @@ class Cluster:
 
     def freeze(self, name: str) -> None:
         """Freeze a process until `thaw`."""
-        os.kill(self._children[name].pid, signal.SIGSTOP)
+        self._children[name].send_signal(signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
         """Continue a frozen process."""
-        os.kill(self._children[name].pid, signal.SIGCONT)
+        self._children[name].send_signal(signal.SIGCONT)
 
     def stop(self, name: str) -> None:
         """Send SIGTERM to a process, and wait for its end."""

@@ -8,11 +8,13 @@ a job are in a registry of their own and don't name the job: `ProcessMetrics` ad
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeAlias, TypeVar
+from itertools import chain
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -34,6 +36,9 @@ SECONDS = (
     60.0,
 )
 
+# Metrics of a process that are equal in its children.
+_EQUAL = {"doll_build_info", "process_start_time_seconds", "process_max_fds", "python_info"}
+MetricType: TypeAlias = Literal["counter", "gauge", "histogram"]
 # One value, or a value for each label or tuple of labels; unknown values are left out.
 Values: TypeAlias = float | Mapping[Any, float | None] | None
 T = TypeVar("T")
@@ -51,6 +56,24 @@ class MetricSet:
         self.histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
 
 
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """A sample of a metric, as one process sends it to another."""
+
+    name: str
+    labels: dict[str, str]
+    # None if it is not a finite number.
+    value: float | None
+
+
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """A metric with its samples, as one process sends it to another."""
+
+    name: str
+    documentation: str
+    type: MetricType
+    samples: tuple[Sample, ...]
+
+
 class ProcessMetrics(MetricSet):
     """The registry of one process and those of its jobs; threads may share it.
 
@@ -63,6 +86,8 @@ class ProcessMetrics(MetricSet):
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client's
         super().__init__()
         self._jobs = dict[tuple[str, type[MetricSet]], CollectorRegistry]()
+        # Return the metrics of this process's children.
+        self._children = list[Callable[[], Iterable[Family]]]()
         self._lock = threading.Lock()
         ProcessCollector(registry=self.registry)
         self.gauge(
@@ -112,6 +137,11 @@ class ProcessMetrics(MetricSet):
                 if registry is metrics.registry:
                     del self._jobs[key]
 
+    def include(self, child: Callable[[], Iterable[Family]]) -> None:
+        """Add the metrics that this function returns at each scrape to those of this process."""
+        with self._lock:
+            self._children.append(child)
+
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all jobs, each family once."""
         yield gauge(
@@ -136,7 +166,60 @@ class ProcessMetrics(MetricSet):
 
     def exposed(self) -> bytes:
         """Return the answer to a scrape."""
-        return generate_latest(self.registry)
+        with self._lock:
+            children = tuple(self._children)
+        theirs = chain.from_iterable(child() for child in children)
+        return generate_latest(_Combined([*self.registry.collect(), *map(_unpacked, theirs)]))
+
+    def packed(self) -> tuple[Family, ...]:
+        """Return all metrics of this process for the process that serves them."""
+        return tuple(
+            Family(
+                metric.name,
+                metric.documentation,
+                cast("MetricType", metric.type),
+                tuple(Sample(each.name, each.labels, each.value) for each in metric.samples),
+            )
+            for metric in self.registry.collect()
+        )
+
+
+def _unpacked(family: Family) -> Metric:
+    metric = Metric(family.name, family.documentation, family.type)
+    for sample in family.samples:
+        if sample.value is not None:
+            metric.add_sample(sample.name, sample.labels, sample.value)
+    return metric
+
+
+class _Combined:
+    """Metrics of several processes, each series once.
+
+    Numbers add up. Of a time in seconds, which is a gauge, the longest counts; of what is equal in
+    all processes, the first.
+    """
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._values = dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]]()
+        self._metrics = dict[str, Metric]()
+        for metric in metrics:
+            first = self._metrics.setdefault(metric.name, metric)
+            values = self._values.setdefault(metric.name, {})
+            if metric.type != first.type or (metric is not first and metric.name in _EQUAL):
+                continue
+            longest = metric.type == "gauge" and metric.name.endswith("_seconds")
+            for sample in metric.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                before = values.get(key, 0.0)
+                values[key] = max(before, sample.value) if longest else before + sample.value
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric once."""
+        for name, metric in self._metrics.items():
+            combined = Metric(name, metric.documentation, metric.type)
+            for (sample, labels), value in self._values[name].items():
+                combined.add_sample(sample, dict(labels), value)
+            yield combined
 
 
 def of(it: T | None, value: Callable[[T], Values]) -> Values:

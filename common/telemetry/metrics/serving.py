@@ -16,6 +16,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from time import monotonic
+from typing import Protocol
 
 from common.errors import UserError
 from common.telemetry.logging import event_logger
@@ -25,6 +26,13 @@ from common.telemetry.metrics.registry import EXPOSITION, ProcessMetrics
 MOST_OPEN = 32
 # Time without an iteration after which a loop is unhealthy: longer than any wait in a loop.
 STILL_S = 60.0
+
+
+class Complains(Protocol):
+    """Part of a process that may be unhealthy."""
+
+    def complaint(self) -> str:
+        """Return why it is unhealthy; empty if it is healthy."""
 
 
 class Watchdog:
@@ -67,7 +75,7 @@ class Watchdogs:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._watchdogs = list[Watchdog]()
+        self._watchdogs = list[Complains]()
 
     def begin(self, what: str, limit_s: float = STILL_S) -> Watchdog:
         """Expect beats of a loop from now on, until `end`."""
@@ -75,14 +83,15 @@ class Watchdogs:
         self.watch(watchdog)
         return watchdog
 
-    def watch(self, watchdog: Watchdog) -> None:
-        """Expect beats of an existing watchdog from now on, until `end`."""
-        watchdog.beat()
+    def watch(self, watchdog: Complains) -> None:
+        """Watch one more part of the process, until `end`."""
+        if isinstance(watchdog, Watchdog):
+            watchdog.beat()
         with self._lock:
             self._watchdogs.append(watchdog)
 
-    def end(self, watchdog: Watchdog) -> None:
-        """Expect no further beats, since the loop has ended. May be called twice."""
+    def end(self, watchdog: Complains) -> None:
+        """Watch a part no longer, since it has ended. May be called twice."""
         with self._lock, suppress(ValueError):
             self._watchdogs.remove(watchdog)
 

@@ -85,7 +85,7 @@ def up(
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
-    from common.embedded.fork_server import prepare
+    from common.runtime.fork_server import prepare
 
     # The modules load while the servers start, sorted by the time when they are needed.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)

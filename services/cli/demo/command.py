@@ -85,7 +85,7 @@ def demo(
 
     Example: [bold]doll demo --seconds 20 --workers 4[/] or [bold]doll demo --provision[/]
     """
-    from common.embedded.fork_server import prepare
+    from common.runtime.fork_server import prepare
 
     began = monotonic()
     # Loading modules takes longer than everything else until the processes work.

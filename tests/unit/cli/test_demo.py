@@ -150,7 +150,7 @@ def test_demo_uses_redis_of_the_environment_only_with_a_named_kafka(
     def stack(_: object, *, kafka: str, redis: str) -> None:
         raise UserError(f"kafka={kafka!r} redis={redis!r}")
 
-    monkeypatch.setattr("common.embedded.fork_server.prepare", lambda *_: None)
+    monkeypatch.setattr("common.runtime.fork_server.prepare", lambda *_: None)
     monkeypatch.setattr("common.embedded.stack.EmbeddedStack", stack)
     monkeypatch.setenv("DOLL_REDIS", "redis://r:2")
     result = World().run(*given, "demo", "--out", str(tmp_path), code=exits.REFUSED)

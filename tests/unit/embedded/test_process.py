@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import pytest
 
-from common.embedded.fork_server import Forked
 from common.embedded.process import Child
 from common.embedded.redis import EmbeddedRedis
 from common.errors import UnavailableError
+from common.runtime.fork_server import Forked
 
 PARENT = """
 import time

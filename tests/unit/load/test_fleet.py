@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-    from common.embedded.fork_server import Forked
+    from common.runtime.fork_server import Forked
 
 PATIENCE_S = 120.0
 # A time at which every restart is due.

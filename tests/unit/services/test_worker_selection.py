@@ -21,6 +21,7 @@ from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.worker import selection
+from services.worker.channel import failure_of
 from services.worker.selection import JobSelector, SelectingWorker
 from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
@@ -171,7 +172,7 @@ def test_worker_leaves_a_drained_job_for_one_with_work(bench: Bench) -> None:
     assert job is not None
     bench.turns(worker, 1, a=0, b=9000)
     assert (bench.placement().job, bench.placement().goes) == ("a", "b")
-    assert worker.still(job) == job.spec
+    assert worker.still(job) == job
     bench.turns(worker, 1, a=0, b=9000)
 
     assert worker.still(job) is None
@@ -278,10 +279,10 @@ def test_worker_sees_changes_of_its_job(bench: Bench) -> None:
     assert job is not None
     bench.job_store.patch("digits", "", changed={"batch_size": 7, "group_size": 3})
     worker.turn()
-    spec = worker.still(job)
+    changed = worker.still(job)
 
-    assert spec is not None
-    assert (spec.batch_size, spec.waiting_bound) == (7, 6)
+    assert changed is not None
+    assert (changed.spec.batch_size, changed.spec.waiting_bound) == (7, 6)
 
 
 @pytest.mark.parametrize("why", ["stopped", "deleted", "another"])
@@ -331,7 +332,7 @@ def failed(worker: JobSelector, error: BaseException) -> None:
     try:
         raise error  # noqa: TRY301 -- so that it has a traceback
     except BaseException as raised:  # noqa: BLE001 -- as it is met
-        worker.failed(job.spec.name, raised)
+        worker.failed(job.spec.name, failure_of(raised))
 
 
 def test_failed_job_is_avoided_for_a_while(bench: Bench) -> None:

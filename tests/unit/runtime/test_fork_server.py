@@ -11,7 +11,7 @@ OTHERS = ("sklearn", "scipy", "river", "fastapi", "uvicorn")
 PEEK = f"""
 import sys
 from common.data.digits import load_digits
-from common.embedded.fork_server import load
+from common.runtime.fork_server import load
 load("coordinator", "worker")
 load_digits()
 print("torch" in sys.modules, [name for name in {OTHERS!r} if name in sys.modules])

@@ -1,0 +1,341 @@
+"""A slot of a worker: a GPU, or the processor, with a child process for the slot's job.
+
+The worker itself runs no code of a task, so nothing that a task does can reach another job:
+
+    the process leaves in order         the slot takes its next job
+    it reports an error                 the job waits for a while here, see `JobSelector.failed`
+    it dies, whatever the reason        the same, with shorter pauses; the signal and the last lines
+                                        of its output are in the log and in the job's state
+    it does not leave in time           it is killed
+    the worker dies                     the kernel kills it
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import closing, suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.config.program import command_of
+from common.core.liveness import WORKER
+from common.errors import OutsideError
+from common.jobs.store import encode_entry
+from common.runtime.fork_server import Adopted, end_strangers, fork_child
+from services.worker.channel import (
+    Beat,
+    Begin,
+    Changed,
+    Failure,
+    Leave,
+    Left,
+    Pinned,
+    Scrape,
+    Scraped,
+    WorkerEnd,
+    failure_of,
+)
+from services.worker.member_name import await_member_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import WorkerId
+    from common.jobs.store import JobRecord
+    from common.kafka.port import Log
+    from common.redis.port import Boards
+    from common.runtime.service import ServiceProcess
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.registry import Family
+    from services.worker.selection import JobSelector
+
+MODULE = "services.worker.job_process"
+# Extra lifetime of a reported failure, so that it lasts until the next attempt has ended.
+UNABLE_S = 60.0
+# Pause between checks for a selected job, and for its changes.
+SELECTED_S = 0.05
+# Time after DOLL_LEAVE_S, or after its last message, in which a process has to end.
+GRACE_S = 5.0
+# Longest time that a scrape waits for a process.
+SCRAPE_S = 1.0
+# Longest time without a message before a process counts as unhealthy.
+STILL_S = 60.0
+# Bytes of a process's output that its failure quotes.
+LAST_BYTES = 2_000
+
+
+class JobProcess:
+    """A process for one job, as its worker sees it. One thread drives it with `turn`.
+
+    Args:
+        begin: The first message.
+        logger: Bound to the slot.
+
+    Raises:
+        OSError: If the process cannot be started.
+    """
+
+    def __init__(self, begin: Begin, logger: EventLogger) -> None:
+        self._log = logger.bind(job=begin.job)
+        self._since = monotonic()
+        self.pinned = False
+        # What the process said of its end.
+        self.result: Failure | Left | None = None
+        # Monotonic time after which the process is killed.
+        self._deadline = float("inf")
+        self._complaint, self._heard = "", self._since
+        self._scraped = Scraped(())
+        self._arrived = threading.Condition()
+        self._scrapes = 0
+        self._words = deque[bytes](maxlen=50)
+        ours, theirs = socket.socketpair()
+        reads, writes = os.pipe()
+        try:
+            with theirs:
+                self._process = _started(begin.member, writes, theirs)
+        except OSError:
+            ours.close()
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        self._channel = WorkerEnd(ours)
+        self._channel.send(begin)
+        self._output: threading.Thread | None = threading.Thread(
+            target=self._copy_output, args=(reads,), name="output", daemon=True
+        )
+        self._output.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def turn(self, timeout_s: float) -> bool:
+        """Receive messages for at most this time; return False if the process has ended."""
+        now = monotonic()
+        if now > self._deadline:
+            self._log.warning("job_process_killed", after_s=now - self._since)
+            self._process.kill()
+        self._channel.send()
+        with suppress(EOFError):
+            if select.select([self._channel], [], [], timeout_s)[0]:
+                for message in self._channel.receive():
+                    self._handle(message)
+                return True
+            return self._process.poll() is None
+        # The process has closed its end, so it ends now.
+        self._deadline = min(self._deadline, monotonic() + GRACE_S)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.poll() is None
+
+    def change(self, record: str) -> None:
+        """Send a changed record of the job."""
+        self._channel.send(Changed(record))
+
+    def leave(self, within_s: float) -> None:
+        """Make the process leave in order, and kill it if it takes longer than `within_s`."""
+        self._deadline = min(self._deadline, monotonic() + within_s)
+        self._channel.send(Leave())
+
+    def end(self) -> Failure | None:
+        """Kill the process if it still runs, and return why it failed; None if it did not."""
+        self._process.kill()
+        status = self._process.wait()
+        with suppress(EOFError):
+            while messages := self._channel.receive():
+                for message in messages:
+                    self._handle(message)
+        self._channel.close()
+        if sys.platform == "linux":
+            end_strangers()
+        if self._output is not None:
+            self._output.join(GRACE_S)
+        if isinstance(self.result, Failure):
+            return self.result
+        return None if isinstance(self.result, Left) else self._death(status)
+
+    def complaint(self) -> str:
+        """Return why the process is unhealthy, as `Watchdog.complaint` does."""
+        still_s = monotonic() - self._heard
+        if still_s >= STILL_S:
+            return f"the process {self.pid} for a job has made no progress for {still_s:.0f} s"
+        return self._complaint
+
+    def metrics(self) -> Iterable[Family]:
+        """Return the metrics of the process; the last known ones if it does not answer."""
+        with self._arrived:
+            number = self._scrapes
+            self._channel.send(Scrape())
+            self._arrived.wait_for(lambda: self._scrapes > number, SCRAPE_S)
+            return self._scraped.families
+
+    def _handle(self, message: Failure | Left | Pinned | Beat | Scraped) -> None:
+        self._heard = monotonic()
+        match message:
+            case Failure() | Left():
+                self.result = message
+                # Threads that a task has left behind could keep the process for ever.
+                self._deadline = min(self._deadline, monotonic() + GRACE_S)
+            case Pinned(pinned):
+                self.pinned = pinned
+            case Beat(complaint):
+                self._complaint = complaint
+            case Scraped():
+                with self._arrived:
+                    self._scraped = message
+                    self._scrapes += 1
+                    self._arrived.notify_all()
+
+    def _death(self, status: int) -> Failure:
+        """Describe the end of a process that said nothing."""
+        how = f"ended with exit status {status}, although its work was not done"
+        if status < 0:
+            how = f"died of {_signal_name(-status)}"
+        if status == -signal.SIGKILL:
+            how += ", perhaps because the machine had no memory left"
+        words = b"\n".join(self._words)[-LAST_BYTES:].decode(errors="replace").strip()
+        reason = f"the worker's process for this job {how}; its last output: {words or 'none'}"
+        return Failure(reason, kind=(how,), reported=True, died=True)
+
+    def _copy_output(self, reads: int) -> None:
+        """Copy the process's output to this process's, and keep the last lines."""
+        with open(reads, "rb") as lines:
+            while line := lines.readline(1 << 16):
+                self._words.append(line.rstrip(b"\n"))
+                with suppress(OSError):
+                    while line:
+                        line = line[os.write(2, line) :]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _started(name: str, output: int, inherited: socket.socket) -> Adopted | subprocess.Popen[bytes]:
+    if sys.platform == "linux":
+        return fork_child(MODULE, ("--name", name), output, inherited)
+    return subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+        command_of(MODULE, "--name", name, str(inherited.fileno())),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[inherited.fileno()],
+        start_new_session=True,
+    )
+
+
+class Slot:
+    """One slot of a worker. `run` works for one job after another.
+
+    Args:
+        name: Name of the worker in this slot.
+        gpu: UUID of the slot's GPU; empty for the processor.
+        selector: Selects the jobs of this slot.
+        log: Kafka.
+        boards: Redis.
+        process: This process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gpu: str,
+        selector: JobSelector,
+        log: Log,
+        boards: Boards,
+        process: ServiceProcess,
+    ) -> None:
+        self._name = name
+        self._gpu = gpu
+        self._selector = selector
+        self._log = log
+        self._boards = boards
+        self._process = process
+        self._job: JobProcess | None = None
+        self._watchdog = process.watchdogs.begin(f"the loop of slot {name}")
+
+    def run(self) -> None:
+        """Work for one job after another until the worker has to end."""
+        while not self._process.stopping.is_set():
+            self._watchdog.beat()
+            job = self._selector.selected()
+            if job is None:
+                self._process.stopping.wait(SELECTED_S)
+            else:
+                self._work_for(job)
+
+    def complaint(self) -> str:
+        """Return why the slot's process is unhealthy; empty if it is healthy."""
+        job = self._job
+        return "" if job is None else job.complaint()
+
+    def metrics(self) -> Iterable[Family]:
+        """Return the metrics of the slot's process."""
+        job = self._job
+        return () if job is None else job.metrics()
+
+    def _look(self, job: JobRecord) -> JobRecord | None:
+        """Return the newest record of a job; None if this slot must leave it."""
+        self._watchdog.beat()
+        return None if self._process.stopping.is_set() else self._selector.still(job)
+
+    def _work_for(self, job: JobRecord) -> None:
+        """Work for one job until the selector withdraws it or its process ends."""
+        name: WorkerId | None = None
+        try:
+            name = await_member_name(
+                job, self._name, self._log, lambda: self._look(job) is not None
+            )
+            if name is None:
+                return
+            if name != self._name:
+                self._process.logger.info("slot_assigned", job=job.spec.name, member=name)
+            failure = self._supervise(job, name)
+        except Exception as error:  # noqa: BLE001 -- it ends this job here alone
+            failure = failure_of(error)
+        if failure is None:
+            return
+        again_s = self._selector.failed(job.spec.name, failure)
+        if failure.reported:
+            with closing(self._boards.board(job.id)) as board, suppress(OutsideError):
+                # A person must act, or has to know of it.
+                board.put_unable(WORKER + (name or self._name), failure.reason, again_s + UNABLE_S)
+
+    def _supervise(self, job: JobRecord, name: str) -> Failure | None:
+        """Run the process for a job until it ends, and return why it failed.
+
+        Raises:
+            OSError: If the process cannot be started.
+        """
+        begin = Begin(job.spec.name, encode_entry(job).decode(), name, self._gpu)
+        self._job = process = JobProcess(begin, self._process.logger)
+        self._selector.pinned_by(lambda: process.pinned)
+        known: JobRecord | None = job
+        try:
+            while process.turn(SELECTED_S):
+                if known is None:
+                    self._watchdog.beat()
+                    continue
+                before, known = known, self._look(job)
+                if known is None:
+                    process.leave(self._process.settings.leave_s + GRACE_S)
+                elif known is not before:
+                    process.change(encode_entry(known).decode())
+        finally:
+            self._job = None
+            self._selector.pinned_by(None)
+            failure = process.end()
+        # The end that it was asked for is no failure, even if it took too long.
+        return failure if known is not None else None
