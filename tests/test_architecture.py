@@ -96,6 +96,7 @@ HOMES = {  # a client library has one home
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),
+    "pynvml": ("common/learning/gpus.py",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),
     "river": ("services/evaluator/drift.py",),

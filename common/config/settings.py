@@ -83,6 +83,8 @@ _BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
 _API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
 _LOOPBACK = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 _HOST = re.compile(r"[\w.:-]*", re.ASCII)
+_GPU = r" *(\d{1,4}|(GPU|MIG)-[\w/-]+) *"
+_GPUS = re.compile(rf"all|none|{_GPU}(,{_GPU})*", re.ASCII)
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
 
 
@@ -190,9 +192,16 @@ class Settings(BaseModel):
     progress at the same time and, with `compression`, a record of the weights that each worker has.
     A job that needs more memory is rejected. For `synchronisation.mode: asynchronous` without
     `staleness` and `provisioning.workers`, the coordinator assumes eight updates in progress."""
+    gpus: Annotated[
+        str, _legal(_GPUS.fullmatch, "must be all, none, or indices and UUIDs, separated by commas")
+    ] = "all"
+    """GPUs on which a worker computes gradients, each as a worker of its own: `all` that PyTorch
+    supports (or the CPU if there is none), `none` (the CPU), or indices in the order of the PCI bus
+    and beginnings of UUIDs (`GPU-...`, `MIG-...`), separated by commas. CUDA_VISIBLE_DEVICES limits
+    `all`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device on which a worker computes gradients; `auto` is the GPU if there is one, otherwise
-    the CPU."""
+    """Device on which an evaluator and `doll serve` compute; `auto` is the GPU if there is one,
+    otherwise the CPU. A worker has DOLL_GPUS instead."""
     threads: int = Field(default=0, ge=0)
     """Number of CPU threads with which a worker computes a gradient; 0 means all cores."""
     notices: Literal["none", "ec2"] = "none"

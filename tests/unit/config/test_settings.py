@@ -31,6 +31,7 @@ FULL = {
     "DOLL_REDIS_KEY": "/tls/doll.key",
     "DOLL_BLOBS": "s3://bucket/models",
     "DOLL_TASKS": "a.b:C, d:E",
+    "DOLL_GPUS": "0, GPU-8a,MIG-GPU-1b/2/0",
     "DOLL_DEVICE": "cpu",
     "DOLL_THREADS": "2",
     "DOLL_NOTICES": "ec2",
@@ -80,6 +81,9 @@ def test_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_THREADS", "many", 'DOLL_THREADS: must be a whole number, got "many"'),
         ("DOLL_THREADS", "-1", 'DOLL_THREADS: must be at least 0, got "-1"'),
         ("DOLL_DEVICE", "tpu", "DOLL_DEVICE: must be 'auto', 'cpu' or 'cuda', got \"tpu\""),
+        ("DOLL_GPUS", "first", "DOLL_GPUS: must be all, none, or indices and UUIDs, separated by"),
+        ("DOLL_GPUS", "all,0", "DOLL_GPUS: must be all, none, or indices and UUIDs, separated by"),
+        ("DOLL_GPUS", "-1", "DOLL_GPUS: must be all, none, or indices and UUIDs, separated by"),
         ("DOLL_BLOBS", "/tmp", "DOLL_BLOBS: must be file:///directory or s3://bucket/prefix, g"),  # noqa: S108 -- only a text
         ("DOLL_NOTICES", "gce", "DOLL_NOTICES: must be 'none' or 'ec2', got \"gce\""),
         ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
