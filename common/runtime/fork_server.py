@@ -563,6 +563,8 @@ def become(
     import numpy as np  # noqa: PLC0415 -- loaded in the server, and clients do not need it
 
     np.random.seed()  # noqa: NPY002 -- the only generator that forks would share
+    # Another module that was loaded may have imported it.
+    sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -7,6 +7,7 @@ server loads it, while this process learns from Kafka and Redis which job it is 
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -22,9 +23,11 @@ from common.runtime import fork_server
 from common.runtime.service import run
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import Outage
+from services.worker.gpus import find_slots
 from services.worker.notices import NoticeWatch
 from services.worker.selection import JOBS_S, JobSelector, SelectingWorker
 from services.worker.slots import Slot
+from services.worker.torch_build import torch_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,14 +63,16 @@ def _work(only: str, process: ServiceProcess) -> None:
         NoticeWatch(notices, process.stopping, process.logger).start()
     metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics)
-    process.logger.info("service_started")
+    # Without a GPU that it is configured for, the worker can serve no job.
+    slots = find_slots(settings, os.environ, process.logger, torch_build)
+    process.logger.info("service_started", gpus=[f"{gpu.name} {gpu.uuid}" for gpu in slots])
     log = _opened(process, watchdog)
     if log is None:
         return
     from common.redis.boards import open_boards  # noqa: PLC0415 -- a wrong command needs none
 
     boards = open_boards(settings)
-    gpus = [""]
+    gpus = [gpu.uuid for gpu in slots] or [""]
     faults = list[BaseException]()
     threads = list[threading.Thread]()
     for number, gpu in enumerate(gpus):

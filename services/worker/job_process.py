@@ -63,9 +63,8 @@ def main() -> int:
         return EXIT_FAILED
     if not isinstance(begin, Begin) or others:
         raise TypeError("the worker has to name the job first")
-    if begin.gpu:
-        # Read when torch first uses a GPU, which is then the only one that it sees.
-        os.environ["CUDA_VISIBLE_DEVICES"] = begin.gpu
+    # Read when torch first uses a GPU: it sees the GPU of the slot alone, or none.
+    os.environ["CUDA_VISIBLE_DEVICES"] = begin.gpu
     return run("worker", begin.member, partial(_work, channel, begin), called="worker")
 
 
@@ -129,7 +128,6 @@ class _Link:
 def _work_for(link: _Link, begin: Begin, process: ServiceProcess) -> None:
     job, settings = link.job, process.settings
     torch.set_num_threads(settings.threads or 1)
-    # A process sees the one GPU that it was given, or none.
     settings = settings.model_copy(update={"device": "cuda" if begin.gpu else "cpu"})
     watchdog = process.watchdogs.begin("the main loop")
     with ExitStack() as stack:
