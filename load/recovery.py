@@ -1,6 +1,6 @@
 """Measures how soon training continues after losing a worker or the leader, or with a new worker.
 
-    python load/recovery.py                            # all six; exits 1 if one falls short
+    python load/recovery.py                            # all seven; exits 1 if one falls short
     python load/recovery.py --only worker --kills 10   # one of them, shorter
     python load/recovery.py --only thaw                # 2 and 8 workers stand still; 20 minutes
 
@@ -8,7 +8,7 @@ Runs real coordinator and worker processes on real servers: 4 workers, K=4, each
 wait of 50 ms, 5 K waiting batches per worker (2 K, the default, if one more worker starts). One
 process at a time is disturbed in the middle of a round and works again before the next, or one
 more is started and leaves again. All is observed from outside, on the board and in the updates
-topic.
+topic. `--only job` submits jobs to an idle worker instead, see `load.faults.job_starts`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.testing.counting import ENTRYPOINT
-from load.faults import thaws
+from load.faults import job_starts, thaws
 from load.faults.disturbances import (
     Disturbance,
     ask_to_leave,
@@ -45,6 +45,8 @@ _START_S = 60.0
 # machine and to join.
 _PER_DISTURBANCE_S = 40.0
 _SPREAD = {"median": 0.5, "p95": 0.95, "max": 1.0}
+# Measurements without a drill, or with several.
+OTHERS = (job_starts.JobStarts.name, thaws.Thaws.name)
 
 
 class Measurement(NamedTuple):
@@ -171,14 +173,14 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
 
 def main() -> int:
     """Measure, report, and check the bars."""
-    standard, names = Conditions(), [*measurements(Conditions()), thaws.Thaws.name]
+    standard, names = Conditions(), [*measurements(Conditions()), *OTHERS]
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)
     parser.add_argument(
         "--only", choices=names, nargs="+", default=names, help="measurements to run; default: all"
     )
     parser.add_argument(
-        "--kills", type=int, help="repeats of each measurement; default: 30, 10, 10, 10, 30, 3"
+        "--kills", type=int, help="repeats of each measurement; default: 30, 10, 10, 10, 30, 10, 3"
     )
     parser.add_argument(
         "--workers", type=int, help="number of workers; default: 4, for thaw 2 and then 8"
@@ -192,12 +194,14 @@ def main() -> int:
     given = parser.parse_args()
     workers: int = given.workers or standard.workers
     conditions = Conditions(workers, given.group_size)
-    machine, found = report.machine(), list[Measured | thaws.Thaws]()
+    machine, found = report.machine(), list[Measured | job_starts.JobStarts | thaws.Thaws]()
     with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
         for each, wanted in measurements(conditions).items():
             if each in given.only:
                 chosen = wanted._replace(times=given.kills or wanted.times)
                 found.append(measure(each, chosen, on, conditions))
+        if job_starts.JobStarts.name in given.only:
+            found.append(job_starts.measure(on, given.kills or job_starts.TIMES))
         if thaws.Thaws.name in given.only:
             fleets = (workers,) if given.workers else thaws.FLEETS
             found.append(thaws.measure(on, conditions, fleets, given.kills or thaws.TIMES))

@@ -363,7 +363,9 @@ def begin(service: str) -> ForkRequest | None:
         _inherited.append(ours)
         return None
     ours.close()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, b"fork-server")
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != this:
         os._exit(1)
     os.setsid()

@@ -99,7 +99,7 @@ class JobProcess:
         reads, writes = os.pipe()
         try:
             with theirs:
-                self._process = _started(begin.member, writes, theirs)
+                self._process = _started(f"job-{begin.job}", writes, theirs)
         except OSError:
             ours.close()
             os.close(reads)

@@ -279,7 +279,7 @@ def test_doll_up_prints_everything_another_terminal_needs(
 def test_task_that_exits_its_process_ends_no_stack_and_no_other_job(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # dying     worker-1 ends several times; then its batch is quarantined
+    # dying     its process ends several times; then its batch is quarantined
     # innocent                                                          all trained
     task = "tests.integration.bad_tasks:EndsItsProcess"
     monkeypatch.setenv("DOLL_TASKS", f"{task},{ENTRYPOINT}")
@@ -313,7 +313,7 @@ def test_task_that_exits_its_process_ends_no_stack_and_no_other_job(
         await_condition(innocent.drained, "the other job is trained")
         assert innocent.audit().trained == 40
         innocent.close()
-        assert said.read_text().count("worker-1 ended with status 7 after") > 1
+        assert "worker-1 ended" not in said.read_text()
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0, said.read_text()
 
