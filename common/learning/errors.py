@@ -35,7 +35,7 @@ class Raised(NamedTuple):
     traceback: str  # starts at the user's code
 
 
-def what_was_raised(error: Exception, task: object, caught: TracebackType | None) -> Raised:
+def what_was_raised(error: BaseException, task: object, caught: TracebackType | None) -> Raised:
     """Describe an exception by the place in the user's code that raised it.
 
     Args:
@@ -60,7 +60,7 @@ def what_was_raised(error: Exception, task: object, caught: TracebackType | None
     return Raised(f"{one_line(error)} ({origin})", origin, text)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return type and message of an exception, like the last line of a traceback."""
     text = " ".join(traceback.format_exception_only(error)[-1].split())
     return text if len(text) <= _MOST_SUMMARY else f"{text[:_MOST_SUMMARY]}..."
@@ -94,6 +94,18 @@ class NotFiniteError(DollError):
 
 class NoMemoryError(DollError):
     """The memory of this machine is too small for the gradient of a batch, or of a part of it."""
+
+
+class GpuLostError(Exception):
+    """The GPU failed in the middle of a gradient, and this process cannot use it any more.
+
+    Attributes:
+        batches: Control offsets of the batches, one of which may be the cause.
+    """
+
+    def __init__(self, what: str, batches: tuple[int, ...]) -> None:
+        super().__init__(what)
+        self.batches = batches
 
 
 def lacks_memory(error: BaseException | None) -> bool:

@@ -47,7 +47,7 @@ def guest(task: Task, index: int = 0) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, TaskError):
         # The machine failed, not the data, or a check has already named the error.
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if lacks_memory(error):
             raise MemoryError(one_line(error)) from error
         # Leaves out the frame of this function.

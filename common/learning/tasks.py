@@ -238,7 +238,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
         try:
             module = task.build()
         # The task is the user's code and may raise anything.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raised = what_was_raised(error, task, error.__traceback__)
             raise UserError(f"build() of the task raised {raised.summary}") from error
     if not isinstance(module, nn.Module):
@@ -314,12 +314,12 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
             f"task {entrypoint!r} cannot be imported here: {one_line(error)}{_taken_name(error)}"
         ) from error
     # A module is the user's code and may raise anything.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error
     try:
         task: Task = factory(**options)
     # A factory is the user's code, too.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"task {entrypoint!r} refuses its options {dict(options)}: {one_line(error)}"
         ) from error

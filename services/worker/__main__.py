@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.config.program import command_line
-from common.errors import UnavailableError
+from common.errors import UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.notices.ec2 import open_notices
@@ -73,6 +73,7 @@ def _work(only: str, process: ServiceProcess) -> None:
 
     boards = open_boards(settings)
     gpus = [gpu.uuid for gpu in slots] or [""]
+    places = list[Slot]()
     faults = list[BaseException]()
     threads = list[threading.Thread]()
     for number, gpu in enumerate(gpus):
@@ -88,7 +89,8 @@ def _work(only: str, process: ServiceProcess) -> None:
         slot = Slot(name, gpu, selector, log, boards, process)
         metrics.include(slot.metrics)
         process.watchdogs.watch(slot)
-        for work in (partial(_select, selector, process.stopping), slot.run):
+        places.append(slot)
+        for work in (partial(_select, selector, slot, process.stopping), slot.run):
             thread = threading.Thread(
                 target=_guarded, args=(work, process.stopping, faults), name=name, daemon=True
             )
@@ -96,6 +98,9 @@ def _work(only: str, process: ServiceProcess) -> None:
             threads.append(thread)
     while not process.stopping.wait(LOOK_S):
         watchdog.beat()
+        if all(slot.gave_up for slot in places):
+            faults.append(UserError("; ".join(slot.gave_up for slot in places)))
+            process.stopping.set()
     for thread in threads:
         while thread.is_alive():
             watchdog.beat()
@@ -106,8 +111,8 @@ def _work(only: str, process: ServiceProcess) -> None:
         raise faults[0]
 
 
-def _select(selector: JobSelector, leaving: threading.Event) -> None:
-    while not leaving.is_set():
+def _select(selector: JobSelector, slot: Slot, leaving: threading.Event) -> None:
+    while not leaving.is_set() and not slot.gave_up:
         selector.turn()
     selector.close()
 

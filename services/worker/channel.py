@@ -73,6 +73,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
         reported: True if a person must act, so that the job's state shows the reason.
         traceback: Traceback for the log; may be empty.
         died: True if the process ended without a word.
+        lost: Control offsets of the batches during which the process lost its GPU.
     """
 
     reason: Text
@@ -81,6 +82,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     reported: bool = False
     traceback: Text = ""
     died: bool = False
+    lost: tuple[int, ...] = ()
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -112,15 +114,21 @@ _TO_PROCESS: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
 _TO_WORKER: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Describe an exception that ended the work for a job."""
+def failure_of(error: BaseException, lost: tuple[int, ...] = ()) -> Failure:
+    """Describe an exception that ended the work for a job.
+
+    Args:
+        error: The exception.
+        lost: Batches during which the process lost its GPU, if that is the error.
+    """
     text = "".join(traceback.format_exception(error)).rstrip()
     return Failure(
         reason_of(error)[:20_000],
         tuple(each[:20_000] for each in kind_of(error)),
         passes(error),
-        isinstance(error, UserError),
+        isinstance(error, UserError) or bool(lost),
         text[-20_000:],
+        lost=lost,
     )
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from msgspec import UNSET, UnsetType
 
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
@@ -18,10 +19,12 @@ from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
 from common.learning.errors import (
     ErrorOrigin,
+    GpuLostError,
     NoMemoryError,
     NotFiniteError,
     TaskError,
     WrongTaskError,
+    one_line,
 )
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
@@ -198,6 +201,9 @@ class OrderComputer:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
             raise NoGradientError(reason, blamed, error.summary, error.traceback) from error
+        except torch.AcceleratorError as error:
+            offsets = tuple(batch.offset for batch in compute.batches)
+            raise GpuLostError(one_line(error), offsets) from error
         # The task's module replaces its buffers, which is an error of the task.
         except UserError as error:
             raise NoGradientError("task", compute.batches, str(error)) from error

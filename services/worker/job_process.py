@@ -19,6 +19,7 @@ import torch
 from common.core.messages import WorkerId
 from common.jobs.store import JobRecord, decode_entry
 from common.kafka.stream import open_stream_log
+from common.learning.errors import GpuLostError
 from common.redis.boards import open_boards
 from common.runtime.service import EXIT_FAILED, EXIT_OK, run
 from common.runtime.traces import open_tracer
@@ -73,6 +74,9 @@ def _work(channel: ProcessEnd, begin: Begin, process: ServiceProcess) -> int:
     link = _Link(channel, begin, process)
     try:
         _work_for(link, begin, process)
+    except GpuLostError as error:
+        channel.send(failure_of(error, error.batches))
+        return EXIT_FAILED
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this process alone
         channel.send(failure_of(error))
         return EXIT_FAILED

@@ -67,6 +67,8 @@ GRACE_S = 5.0
 SCRAPE_S = 1.0
 # Longest time without a message before a process counts as unhealthy.
 STILL_S = 60.0
+# Time within which a GPU may fail only once, unless a batch is at fault.
+AGAIN_LOST_S = 600.0
 # Bytes of a process's output that its failure quotes.
 LAST_BYTES = 2_000
 
@@ -263,18 +265,23 @@ class Slot:
         self._log = log
         self._boards = boards
         self._process = process
+        # Why the slot cannot be used any more.
+        self.gave_up = ""
         self._job: JobProcess | None = None
-        self._watchdog = process.watchdogs.begin(f"the loop of slot {name}")
+        # Batches of the last loss of the GPU, and its monotonic time.
+        self._lost: tuple[tuple[int, ...], float] = (), float("-inf")
+        self._watchdog = process.watchdogs.begin(f"the loop of {name}")
 
     def run(self) -> None:
-        """Work for one job after another until the worker has to end."""
-        while not self._process.stopping.is_set():
+        """Work for one job after another until the worker has to end or the GPU is given up."""
+        while not self._process.stopping.is_set() and not self.gave_up:
             self._watchdog.beat()
             job = self._selector.selected()
             if job is None:
                 self._process.stopping.wait(SELECTED_S)
             else:
                 self._work_for(job)
+        self._process.watchdogs.end(self._watchdog)
 
     def complaint(self) -> str:
         """Return why the slot's process is unhealthy; empty if it is healthy."""
@@ -307,11 +314,27 @@ class Slot:
             failure = failure_of(error)
         if failure is None:
             return
+        if failure.lost and self._is_second_loss(failure.lost):
+            self.gave_up = (
+                f"GPU {self._gpu} failed twice within {AGAIN_LOST_S / 60:.0f} minutes, on different"
+                f" batches, and is not used any more: {failure.reason}"
+            )
+            self._process.logger.error("gpu_given_up", reason=self.gave_up)
         again_s = self._selector.failed(job.spec.name, failure)
         if failure.reported:
             with closing(self._boards.board(job.id)) as board, suppress(OutsideError):
                 # A person must act, or has to know of it.
                 board.put_unable(WORKER + (name or self._name), failure.reason, again_s + UNABLE_S)
+
+    def _is_second_loss(self, batches: tuple[int, ...]) -> bool:
+        """Record a loss of the GPU; True if it is the second one soon, with other batches.
+
+        A batch that makes a kernel fail is sent again, alone. Then the batch is at fault.
+        """
+        before, before_s = self._lost
+        self._lost = batches, monotonic()
+        recent = monotonic() - before_s < AGAIN_LOST_S
+        return recent and not set(batches) & set(before)
 
     def _supervise(self, job: JobRecord, name: str) -> Failure | None:
         """Run the process for a job until it ends, and return why it failed.
