@@ -64,11 +64,12 @@ CLOSURES = {
     "services.evaluator.__main__": 113,
     "services.provisioner.__main__": 138,
     "services.serve.__main__": 101,
-    "services.worker.__main__": 120,
+    "services.worker.__main__": 67,
     # Processes that the others start.
     "common.jobs.export": 30,
     "common.jobs.task_check": 35,
     "common.spot.planning.simulation_process": 108,
+    "services.worker.job_process": 117,
     "services.cli.demo.tested_model": 84,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}

@@ -352,7 +352,10 @@ class Slot:
                     self._watchdog.beat()
                     continue
                 before, known = known, self._look(job)
-                if known is None:
+                # The task of a held job may have been corrected. Only a new process imports it.
+                resumed = known is not None and before.held and not known.held
+                if known is None or (resumed and not process.pinned):
+                    known = None
                     process.leave(self._process.settings.leave_s + GRACE_S)
                 elif known is not before:
                     process.change(encode_entry(known).decode())
