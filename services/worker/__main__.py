@@ -30,7 +30,7 @@ from services.worker.slots import Slot
 from services.worker.torch_build import torch_build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from common.kafka.port import Log
     from common.runtime.service import ServiceProcess
@@ -64,57 +64,64 @@ def _work(only: str, process: ServiceProcess) -> None:
     metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics)
     # Without a GPU that it is configured for, the worker can serve no job.
-    slots = find_slots(settings, os.environ, process.logger, torch_build)
-    process.logger.info("service_started", gpus=[f"{gpu.name} {gpu.uuid}" for gpu in slots])
+    found = find_slots(settings, os.environ, process.logger, torch_build)
+    process.logger.info("service_started", gpus=[f"{gpu.name} {gpu.uuid}" for gpu in found])
     log = _opened(process, watchdog)
     if log is None:
         return
     from common.redis.boards import open_boards  # noqa: PLC0415 -- a wrong command needs none
 
-    boards = open_boards(settings)
-    gpus = [gpu.uuid for gpu in slots] or [""]
-    places = list[Slot]()
-    faults = list[BaseException]()
-    threads = list[threading.Thread]()
+    boards, job_store = open_boards(settings), JobStore(log)
+    roster = boards.roster()
+    gpus = [gpu.uuid for gpu in found] or [""]
+    slots = dict[Slot, JobSelector]()
     for number, gpu in enumerate(gpus):
         name = process.name if len(gpus) == 1 else f"{process.name}.{number}"
         selector = JobSelector(
             SelectingWorker(name, only, (*BUILT_IN_TASKS, *settings.tasks)),
-            JobStore(log),
-            boards.roster(),
-            metrics,
-            process.logger,
-            random.SystemRandom().random,
+            *(job_store, roster, metrics, process.logger, random.SystemRandom().random),
+            # All slots select in one thread, so one wait is enough.
+            waits=not slots,
         )
         slot = Slot(name, gpu, selector, log, boards, process)
         metrics.include(slot.metrics)
         process.watchdogs.watch(slot)
-        places.append(slot)
-        for work in (partial(_select, selector, slot, process.stopping), slot.run):
-            thread = threading.Thread(
-                target=_guarded, args=(work, process.stopping, faults), name=name, daemon=True
-            )
-            thread.start()
-            threads.append(thread)
+        slots[slot] = selector
+    faults = list[BaseException]()
+    threads = [
+        threading.Thread(target=_guarded, args=(work, process.stopping, faults), daemon=True)
+        for work in (partial(_select, slots, process.stopping), *(slot.run for slot in slots))
+    ]
+    for thread in threads:
+        thread.start()
     while not process.stopping.wait(LOOK_S):
         watchdog.beat()
-        if all(slot.gave_up for slot in places):
-            faults.append(UserError("; ".join(slot.gave_up for slot in places)))
+        if all(slot.gave_up for slot in slots):
+            faults.append(UserError("; ".join(slot.gave_up for slot in slots)))
             process.stopping.set()
     for thread in threads:
         while thread.is_alive():
             watchdog.beat()
             thread.join(LOOK_S)
+    job_store.close()
     boards.close()
     log.close()
     if faults:
         raise faults[0]
 
 
-def _select(selector: JobSelector, slot: Slot, leaving: threading.Event) -> None:
-    while not leaving.is_set() and not slot.gave_up:
-        selector.turn()
-    selector.close()
+def _select(slots: Mapping[Slot, JobSelector], leaving: threading.Event) -> None:
+    """Select jobs for all slots."""
+    left = dict(slots)
+    while left and not leaving.is_set():
+        for slot, selector in slots.items():
+            if slot in left and slot.gave_up:
+                selector.close()
+                del left[slot]
+            elif slot in left:
+                selector.turn()
+    for selector in left.values():
+        selector.close()
 
 
 def _guarded(

@@ -77,9 +77,10 @@ class JobSelector:
         roster: Published demands and placements.
         random: Random numbers from 0 to 1.
         clock: Monotonic time in seconds.
+        waits: True if `turn` waits a moment for job records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a choice depends on
         self,
         worker: SelectingWorker,
         job_store: JobStore,
@@ -88,8 +89,11 @@ class JobSelector:
         logger: EventLogger,
         random: Callable[[], float],
         clock: Callable[[], float] = monotonic,
+        *,
+        waits: bool = True,
     ) -> None:
         self._me = worker
+        self._waits = waits
         self._job_store = job_store
         self._roster = roster
         self._metrics = metrics
@@ -195,18 +199,21 @@ class JobSelector:
             self._follow(PlacementView(), now)
 
     def close(self) -> None:
-        """Report that this worker leaves, and close all connections."""
+        """Report that this worker leaves."""
         try:
             self._roster.remove(workers=[self._me.name])
         # The published record then expires.
         except OutsideError as error:
             self._roster_outage.met(error)
-        self._job_store.close()
 
     # --- jobs -------------------------------------------------------------------------------------
 
     def _read_jobs(self) -> None:
-        jobs = self._job_store.refresh(JOBS_S) if self._has_read else self._job_store.read()
+        jobs = (
+            self._job_store.refresh(JOBS_S * self._waits)
+            if self._has_read
+            else self._job_store.read()
+        )
         self._has_read = True
         known = {name: record for name, record in jobs.items() if record.wanted != "stopped"}
         with self._lock:
