@@ -59,6 +59,8 @@ _LATER_OF = {
     "evaluator": ("river.drift",),
     "admin": ("uvicorn",),
 }
+# Prefixes of the environment variables that are for one process.
+_SETTINGS = ("DOLL_", "FLEET_")
 # Pause between checks whether a fork was adopted, which takes less than a millisecond.
 _ADOPTED_S = 0.0002
 # Bytes of a request. Linux has the same limit for one environment variable.
@@ -380,6 +382,8 @@ def _started() -> socket.socket:
     if _inherited:
         return _inherited.pop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Settings come with each request. Here, a fleet would take the server for a machine of its own.
+    kept = {name: it for name, it in os.environ.items() if not name.startswith(_SETTINGS)}
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with theirs:
         process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
@@ -388,7 +392,7 @@ def _started() -> socket.socket:
             # The server's errors go to this process's standard error.
             stdout=subprocess.DEVNULL,
             # OpenBLAS would start threads on import.
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={**kept, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
             # Ctrl-C is for this process alone.
             start_new_session=True,
