@@ -545,6 +545,26 @@ class Unsettled(NamedTuple):
     live: Count
 
 
+# One bit per parameter tensor, in the order of the model's vector: 1 if the gradient reached the
+# tensor. The first tensor has the lowest bit of the first byte, and missing bytes are 0. Unset if
+# the gradient reached all tensors.
+Reached: TypeAlias = Annotated[bytes, Meta(max_length=1 << 16)] | UnsetType
+# The same bits as one number, if all are set.
+ALL_REACHED = -1
+
+
+def reached_mask(reached: Reached) -> int:
+    """Return the bits as one number."""
+    return ALL_REACHED if reached is UNSET else int.from_bytes(reached, "little")
+
+
+def reached_bits(mask: int) -> Reached:
+    """Return the bits of a number as bytes."""
+    if mask == ALL_REACHED:
+        return UNSET
+    return mask.to_bytes(-(-mask.bit_length() // 8), "little")
+
+
 # Slices whose optimizer state is meant, ascending. Unset if all are.
 Slices: TypeAlias = tuple[Count, ...] | UnsetType
 Tier: TypeAlias = Literal["reliable", "spot"]
@@ -588,6 +608,8 @@ class Reduce(msgspec.Struct, frozen=True, gc=False):
     scale: Rate = 1.0
     # True if members must report the squared norm of the sum.
     measured: bool = False
+    # Parameter tensors that any of the gradients reached.
+    reached: Reached = UNSET
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -705,6 +727,8 @@ class _Computed(_Reply, frozen=True):
     scores: tuple[Count, ...] | UnsetType = UNSET
     # Traffic of the worker before this message.
     traffic: Traffic | UnsetType = UNSET
+    # Parameter tensors that any record of the batches reached.
+    reached: Reached = UNSET
 
 
 class Gradient(_Computed, frozen=True, tag="gradient"):

@@ -25,6 +25,7 @@ from common.core.messages import (
     Synchrony,
     UpdateApplied,
     WorkerId,
+    reached_mask,
 )
 from common.core.modes import Scatter, rate_scale
 
@@ -99,6 +100,8 @@ class Round:
         self.scores: Counts | None = None
         # Oldest version that a counted gradient was computed at.
         self.base: int | None = None
+        # Parameter tensors that a counted gradient reached, see `Reached`.
+        self.reached = 0
 
     def __len__(self) -> int:
         return len(self.todo) + len(self.counted)
@@ -137,6 +140,7 @@ class Round:
         version = gradient.model.version
         self.base = version if self.base is None else min(self.base, version)
         self.samples += samples
+        self.reached |= reached_mask(gradient.reached)
         self._squares += nan if gradient.square is UNSET else gradient.square / samples
         self.seconds += gradient.seconds
         self.loss_sum += gradient.loss_sum

@@ -73,6 +73,11 @@ class Kind(msgspec.Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         return f"{self.optimizer}, {self.parameters:,} parameters, {self.buffers:,} buffers"
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the parameter tensors."""
+        return tuple(each.size for each in self.layout if not each.is_buffer)
+
     def misfit(self, own: Kind) -> str:
         """Return why a snapshot of this kind does not fit a trainer's own; empty if it fits."""
         found = ""
@@ -381,10 +386,11 @@ def whole_of(parts: Iterable[bytes]) -> bytes:
 
 
 def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """Join the state of consecutive slices. Slices of buffers have no state."""
+    """Join the state of consecutive slices. Slices without parameters have no state."""
+    first = next(filter(None, parts), {})
     return {
-        name: np.concatenate([part[name] for part in parts if part]) if value.ndim else value
-        for name, value in parts[0].items()
+        name: value if name == "step" else np.concatenate([part[name] for part in parts if part])
+        for name, value in first.items()
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.backends import cudnn
 
-from common.core.messages import MetricSum
+from common.core.messages import ALL_REACHED, MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
@@ -70,6 +70,8 @@ class GradientSum:
     seconds: float  # compute time
     # Only for tasks with two classes. See `common.core.scores`.
     scores: tuple[int, ...] = ()
+    # Parameters that any record reached. See `FlatModel.reached`.
+    reached: int = ALL_REACHED
 
     @property
     def vector(self) -> Vector:
@@ -199,6 +201,7 @@ class GradientComputer:
             },
             time.perf_counter() - started,
             tuple(sums[:, 1 + 2 * len(names) :].sum(0).astype(np.int64).tolist()),
+            self.model.reached,
         )
 
     def take_cuts(self) -> int:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Meta
 
+from common.core.messages import ALL_REACHED
 from common.data.decoders import converted
 from common.errors import UserError
 from common.learning.checkpoint import optimizer_kind
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"]
@@ -96,7 +99,8 @@ class Ftrl(_Plain):
         del closure
         for group in self.param_groups:
             for weights in group["params"]:
-                self._move(weights, group)
+                if weights.grad is not None:
+                    self._move(weights, group)
 
     def _move(self, weights: Tensor, group: Mapping[str, Any]) -> None:
         state, gradient, l1 = self.state[weights], weights.grad, group["l1"]
@@ -194,6 +198,133 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     _check_learning_rate(learning_rate)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+class _Run(NamedTuple):
+    """Neighbouring tensors that are stepped as one."""
+
+    weights: Tensor  # (n,) float32
+    gradient: Tensor  # (n,) float32
+    # The optimizer's state, changed in place.
+    state: dict[str, Tensor]
+
+
+class FlatOptimizer:
+    """Steps a part of a model's flat vector, as torch would step the model's tensors one by one.
+
+    A tensor that no gradient reached keeps its weights and its state. Neighbouring tensors with
+    equal numbers of steps are stepped as one.
+
+    The state has an entry for each of `STATE_NAMES`, (n,) float32 for the n numbers of the part.
+    Its entry `step` is the number of steps, (), or (T,) if it differs between the T tensors of the
+    whole model.
+
+    Args:
+        settings: The optimizer.
+        sizes: Sizes of the model's T parameter tensors.
+        place: Optional. Place of the part in the vector of all parameters. If unset, everything.
+
+    Raises:
+        UserError: If the learning rate or an option is invalid.
+    """
+
+    def __init__(
+        self, settings: OptimizerSettings, sizes: Sequence[int], place: slice | None = None
+    ) -> None:
+        edges = np.append(0, np.cumsum(sizes, dtype=np.int64))
+        place = slice(0, int(edges[-1])) if place is None else place
+        # Edges of the tensors in this part. Tensors outside are empty.
+        self._edges = np.clip(edges, place.start, place.stop) - place.start
+        self._names = STATE_NAMES[settings.kind]
+        whole = torch.nn.Parameter(torch.zeros(int(self._edges[-1])))
+        self._optimizer = make_optimizer(settings, whole)
+        self._initial = tuple(self._optimizer.state.pop(whole, ()))
+        # One parameter per run of a step, reused by later steps.
+        self._parameters = [whole]
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return the state before the first step, which is empty for most optimizers."""
+        size = int(self._edges[-1])
+        names = self._initial if size else ()
+        return {name: torch.zeros(() if name == "step" else size) for name in names}
+
+    def step(
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        rate: float,
+        reached: int = ALL_REACHED,
+    ) -> None:
+        """Take one step.
+
+        Args:
+            weights: (n,) float32 weights of the part; changed in place.
+            gradient: (n,) float32
+            state: State of the part; changed in place.
+            rate: Learning rate of this step.
+            reached: Tensors that the gradient reached, see `reached_mask`.
+
+        Raises:
+            UserError: If the rate is not positive and finite.
+        """
+        set_learning_rate(self._optimizer, rate)
+        every = (1 << len(self._edges) - 1) - 1
+        differ = "step" in state and state["step"].ndim
+        if reached & every == every and not differ:
+            self._step([_Run(weights, gradient, state)])
+        else:
+            self._step_some(weights, gradient, state, reached & every)
+
+    def _step_some(
+        self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], reached: int
+    ) -> None:
+        count = len(self._edges) - 1
+        bits = np.frombuffer(reached.to_bytes(-(-count // 8), "little"), np.uint8)
+        chosen = np.unpackbits(bits, count=count, bitorder="little").astype(bool)
+        for name in self._names - state.keys():
+            state[name] = torch.zeros(() if name == "step" else len(weights))
+        steps = state.get("step", torch.zeros(())).expand(count).numpy().copy()
+        arrays = {name: value for name, value in state.items() if name != "step"}
+        runs = []
+        for start, stop, before in self._runs(chosen, steps):
+            place = slice(start, stop)
+            own = {name: value[place] for name, value in arrays.items()}
+            if "step" in state:
+                own["step"] = torch.tensor(before)
+            runs.append(_Run(weights[place], gradient[place], own))
+        self._step(runs)
+        if "step" in state:
+            steps += chosen
+            same = bool((steps == steps[0]).all())
+            state["step"] = torch.tensor(steps[0]) if same else torch.from_numpy(steps)
+
+    def _runs(
+        self, chosen: npt.NDArray[np.bool_], steps: npt.NDArray[np.float32]
+    ) -> Iterator[tuple[int, int, np.float32]]:
+        """Yield start, stop and number of steps of neighbouring tensors that are alike."""
+        starts, stops = self._edges[:-1], self._edges[1:]
+        tensors = np.flatnonzero(chosen & (starts < stops))
+        if not len(tensors):
+            return
+        before, after = tensors[:-1], tensors[1:]
+        breaks = (stops[before] != starts[after]) | (steps[before] != steps[after])
+        firsts, lasts = tensors[np.append(True, breaks)], tensors[np.append(breaks, True)]
+        yield from zip(starts[firsts].tolist(), stops[lasts].tolist(), steps[firsts], strict=True)
+
+    def _step(self, runs: Sequence[_Run]) -> None:
+        while len(self._parameters) < len(runs):
+            self._parameters.append(torch.nn.Parameter(torch.zeros(0)))
+        [group] = self._optimizer.param_groups
+        group["params"] = self._parameters[: len(runs)]
+        for parameter, run in zip(group["params"], runs, strict=True):
+            parameter.data, parameter.grad = run.weights, run.gradient
+            self._optimizer.state[parameter] = run.state
+        self._optimizer.step()
+        # The optimizer keeps no memory of its callers.
+        self._optimizer.state.clear()
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _check_learning_rate(learning_rate: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.core.messages import ALL_REACHED
 from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, OtherModelError, UserError
 from common.learning.base import OTHER_TASK, Base
@@ -47,20 +48,28 @@ class _Part:
 
     parameter: Tensor
     place: slice
-    # (rows, width) view, with rows along the parameter's first dimension.
-    gradient: Tensor
+    # Gradient of all parameters.
+    vector: InitVar[Tensor]
     everywhere: bool
+    # (rows, width) view, with rows along the parameter's first dimension.
+    gradient: Tensor = field(init=False)
     # Rows that may be nonzero. Not used if `everywhere`.
     rows: npt.NDArray[np.bool_] = field(init=False)
+    # Number of changes of the gradient before the first backward pass.
+    changes: int = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, vector: Tensor) -> None:
+        self.use(vector)
         self.rows = np.zeros(len(self.gradient), bool)
 
-    def take(self, gradient: Tensor) -> Tensor | None:
+    def take(self, gradient: Tensor | None) -> Tensor | None:
         """Add a sparse gradient, and return zeros in its place. This is a hook of the parameter.
 
         torch takes ten times as long to add a sparse gradient with repeated rows.
         """
+        # Torch also calls the hook if an operation has no gradient for the parameter.
+        if gradient is None:
+            return None
         if not gradient.is_sparse or gradient.sparse_dim() != 1:
             self.everywhere = True
             return None
@@ -85,6 +94,22 @@ class _Part:
             rows = np.flatnonzero(self.rows)
             self.gradient.numpy()[rows] = 0
             self.rows[rows] = False
+        self.changes = self.gradient._version  # noqa: SLF001 -- no other way costs as little
+
+    def use(self, vector: Tensor) -> None:
+        """Make the gradient a part of a vector.
+
+        Only a detached view has its own count of changes. A backward pass that reaches the
+        parameter adds to the gradient, and so raises the count, even if it adds zeros.
+        """
+        self.parameter.grad = vector[self.place].view(self.parameter.shape).data
+        self.gradient = _rows(self.parameter.grad)
+        self.changes = self.gradient._version  # noqa: SLF001 -- as above
+
+    @property
+    def is_reached(self) -> bool:
+        """True if a backward pass has reached the parameter since the gradient was cleared."""
+        return self.gradient._version != self.changes  # noqa: SLF001 -- as above
 
 
 class FlatModel:
@@ -135,8 +160,7 @@ class FlatModel:
             view.copy_(tensor.detach())
             tensor.data = view
             if tensor.requires_grad:
-                tensor.grad = self.gradient[place].view(tensor.shape)
-                part = _Part(tensor, place, _rows(tensor.grad), everywhere=not on_host)
+                part = _Part(tensor, place, self.gradient, everywhere=not on_host)
                 self._parts.append(part)
                 if on_host:
                     tensor.register_hook(part.take)  # type: ignore[no-untyped-call] # torch's
@@ -215,9 +239,19 @@ class FlatModel:
         """Move the gradient to other memory, set to zero."""
         self.gradient = self._spare.pop().zero_() if self._spare else torch.zeros_like(self.state)
         for part in self._parts:
-            part.parameter.grad = self.gradient[part.place].view(part.parameter.shape)
-            part.gradient = _rows(part.parameter.grad)
+            part.use(self.gradient)
         self._given = False
+
+    @property
+    def reached(self) -> int:
+        """Parameters that backward passes reached since `clear_gradient`: bits as of `Reached`.
+
+        As in torch, a parameter is also reached if its gradient is zero.
+        """
+        unreached = [n for n, part in enumerate(self._parts) if not part.is_reached]
+        if not unreached:
+            return ALL_REACHED
+        return (1 << len(self._parts)) - 1 - sum(1 << n for n in unreached)
 
     def read_gradient(self) -> Vector | SparseVector:
         """Return the gradient on the host, which the caller then owns.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from common.core.messages import ALL_REACHED
 from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import (
     SLICES,
@@ -79,7 +80,7 @@ class SlicedTrainer:
         self._held = {number: self._made(number) for number in range(count)}
 
     def _made(self, number: int) -> Slice:
-        return Slice(self.places[number], self._kind.parameters, self._settings, self._reduction)
+        return Slice(self.places[number], self._kind.sizes, self._settings, self._reduction)
 
     def weights(self) -> memoryview:
         """Return the weights' bytes without a copy. They change with the next commit."""
@@ -100,6 +101,7 @@ class SlicedTrainer:
         square: float,
         learning_rate: float | None = None,
         scale: float = 1.0,
+        reached: int = ALL_REACHED,
     ) -> None:
         """Prepare a step of some slices. Afterwards `following` has their next weights.
 
@@ -110,6 +112,7 @@ class SlicedTrainer:
             learning_rate: Optional. Rate of this step. If unset, the rate of the optimizer's
                 settings.
             scale: Factor of that rate.
+            reached: Parameter tensors that the gradients reached, see `reached_mask`.
 
         Raises:
             UserError: If the rate is not positive and finite.
@@ -119,7 +122,8 @@ class SlicedTrainer:
         for number, total in totals.items():
             place = self.places[number]
             weights, following = self._weights[place], self.following[place]
-            self._held[number].prepare(*(weights, total, samples, rate * scale, following, norm))
+            step = weights, total, samples, rate * scale, following, norm, reached
+            self._held[number].prepare(*step)
 
     def commit(self, owned: Collection[int]) -> None:
         """Put the prepared step in force; drop the state of slices that were not owned in it."""

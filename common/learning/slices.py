@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from common.core.messages import ALL_REACHED
 from common.core.vectors import squared_norm
-from common.learning.optimizers import OptimizerSettings, make_optimizer, set_learning_rate
+from common.learning.optimizers import FlatOptimizer, OptimizerSettings
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,10 +77,10 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, np
     """Return a slice's part of an optimizer's state, as views.
 
     Args:
-        state: (P,) values of the parameters, or () if all share one.
+        state: (P,) values of the parameters, and `step`, which all slices share.
         place: Place of the slice.
     """
-    return {name: value[place] if value.ndim else value for name, value in state.items()}
+    return {name: value if name == "step" else value[place] for name, value in state.items()}
 
 
 class Slice:
@@ -87,7 +88,7 @@ class Slice:
 
     Args:
         place: Place of the slice in parameters, then buffers.
-        parameter_count: P
+        sizes: Sizes of the model's parameter tensors, whose sum is P.
         settings: The optimizer.
         reduction: Reduction of an update's gradient over its samples.
 
@@ -98,17 +99,16 @@ class Slice:
     def __init__(
         self,
         place: slice,
-        parameter_count: int,
+        sizes: Sequence[int],
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
     ) -> None:
         self.place = place
-        self._split = min(max(parameter_count - place.start, 0), place.stop - place.start)
+        self._split = min(max(sum(sizes) - place.start, 0), place.stop - place.start)
         self._reduction = reduction
         self._clip_norm = settings.clip_norm
-        self._parameter = torch.nn.Parameter(torch.zeros(self._split))
-        self._optimizer = make_optimizer(settings, self._parameter)
-        self._state = self._made()
+        self._optimizer = FlatOptimizer(settings, sizes, place)
+        self._state = self._optimizer.initial()
         # The state before the last commit, or the prepared state.
         self._spare = dict[str, torch.Tensor]()
 
@@ -138,6 +138,7 @@ class Slice:
         rate: float,
         following: Vector,
         norm: float,
+        reached: int = ALL_REACHED,
     ) -> None:
         """Prepare a step, which replaces an earlier prepared one.
 
@@ -149,6 +150,7 @@ class Slice:
             following: (n,) float32, overwritten with the weights after the step.
             norm: |gradient| of all slices, computed with `square`; used if the settings have a
                 `clip_norm`. It is rounded once more than in a step over the whole.
+            reached: Parameter tensors of the model that the gradients reached, see `reached_mask`.
 
         Raises:
             UserError: If the rate is not positive and finite.
@@ -162,19 +164,13 @@ class Slice:
             gradient /= samples
         if self._clip_norm is not None:
             gradient *= min(1.0, self._clip_norm / (norm + _CLIP_EPS))
-        set_learning_rate(self._optimizer, rate)
+        spare, self._spare = self._spare, {}
         for name, value in self._state.items():
-            self._spare.setdefault(name, torch.empty_like(value)).copy_(value)
-        self._optimizer.state[self._parameter] = self._spare if self._state else {}
-        self._parameter.data = torch.from_numpy(following[: self._split])
-        self._parameter.grad = torch.from_numpy(gradient)
-        self._optimizer.step()
-        self._spare = self._made()
+            same = name in spare and spare[name].shape == value.shape
+            self._spare[name] = spare[name].copy_(value) if same else value.clone()
+        split = torch.from_numpy(following[: self._split])
+        self._optimizer.step(split, torch.from_numpy(gradient), self._spare, rate, reached)
 
     def commit(self) -> None:
         """Put the prepared step in force."""
         self._state, self._spare = self._spare, self._state
-
-    def _made(self) -> dict[str, torch.Tensor]:
-        state = self._optimizer.state[self._parameter]
-        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}

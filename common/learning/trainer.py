@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from common.core.messages import ALL_REACHED
 from common.core.vectors import SparseVector, add_to, squared_norm
 from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import (
@@ -24,9 +25,8 @@ from common.learning.checkpoint import (
 )
 from common.learning.optimizers import (
     STATE_NAMES,
+    FlatOptimizer,
     OptimizerSettings,
-    make_optimizer,
-    set_learning_rate,
 )
 
 if TYPE_CHECKING:
@@ -57,11 +57,14 @@ class _Sum:
     vector: Vector  # (P + B,) float32
     samples: int = 0
     indices: list[npt.NDArray[np.integer[Any]]] | None = field(default_factory=list)  # None: all
+    # Parameter tensors that some part reached, see `reached_mask`.
+    reached: int = 0
 
-    def add(self, vector: Vector | SparseVector, samples: int) -> None:
+    def add(self, vector: Vector | SparseVector, samples: int, reached: int) -> None:
         """Add one part."""
         add_to(self.vector, vector)
         self.samples += samples
+        self.reached |= reached
         if not isinstance(vector, SparseVector):
             self.indices = None
         elif self.indices is not None:
@@ -117,9 +120,16 @@ class Trainer:
         self.kind = Kind(settings.kind, parameter_count, buffers, layout, base)
         self.digest = digest_of(layout, base)
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
-        self._optimizer = make_optimizer(settings, self._parameter)
+        self._optimizer = FlatOptimizer(settings, self.kind.sizes)
+        self._state = self._optimizer.initial()
 
-    def add(self, round_: int, vector: Vector | SparseVector, samples: int) -> None:
+    def add(
+        self,
+        round_: int,
+        vector: Vector | SparseVector,
+        samples: int,
+        reached: int = ALL_REACHED,
+    ) -> None:
         """Add a part of an update.
 
         Args:
@@ -127,12 +137,13 @@ class Trainer:
             vector: (P + B,) float32, as in `GradientSum`. The receiver has checked its length and
                 that it is finite.
             samples: Number of samples in the sum, at least one.
+            reached: Parameter tensors that the gradient reached, see `reached_mask`.
         """
         if round_ not in self._sums:
             self._sums[round_] = _Sum(
                 self._spare.pop() if self._spare else np.zeros_like(self._weights)
             )
-        self._sums[round_].add(vector, samples)
+        self._sums[round_].add(vector, samples, reached)
 
     def discard(self, round_: int) -> None:
         """Drop the sum of a round."""
@@ -160,7 +171,8 @@ class Trainer:
         if round_ not in self._sums:
             raise ValueError("an update needs at least one sample")
         part = self._sums[round_]
-        self.step(part.vector, part.samples, learning_rate, scale, part.where())
+        where = part.where()
+        self.step(part.vector, part.samples, learning_rate, scale, where, part.reached)
         self.discard(round_)
 
     def step(
@@ -170,6 +182,7 @@ class Trainer:
         learning_rate: float | None = None,
         scale: float = 1.0,
         where: slice | npt.NDArray[np.integer[Any]] = EVERYWHERE,
+        reached: int = ALL_REACHED,
     ) -> None:
         """Make one update from a sum that was computed elsewhere.
 
@@ -180,19 +193,20 @@ class Trainer:
                 settings.
             scale: Factor of that rate.
             where: Indexes of `total` that may be nonzero.
+            reached: Parameter tensors that the gradients reached, see `reached_mask`.
 
         Raises:
             UserError: If the rate is not positive and finite.
         """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
-        set_learning_rate(self._optimizer, rate * scale)
         moved = total[self.parameter_count :] / samples
         if self._reduction == "mean":
             total[where] /= samples
-        self._parameter.grad = torch.from_numpy(total[: self.parameter_count])
+        gradient = torch.from_numpy(total[: self.parameter_count])
         if self._settings.clip_norm is not None:
+            self._parameter.grad = gradient
             torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
-        self._optimizer.step()
+        self._optimizer.step(self._parameter.data, gradient, self._state, rate * scale, reached)
         self._weights[self.parameter_count :] += moved
 
     def weights(self) -> memoryview:
@@ -205,9 +219,8 @@ class Trainer:
         Args:
             optimizer: True to include the optimizer's state, which further training needs.
         """
-        state = self._optimizer.state[self._parameter] if optimizer else {}
-        arrays = {n: value.numpy() for n, value in state.items() if isinstance(value, torch.Tensor)}
-        return packed(self.kind, self._weights, arrays)
+        state = self._state if optimizer else {}
+        return packed(self.kind, self._weights, {n: value.numpy() for n, value in state.items()})
 
     def restore(self, data: bytes) -> None:
         """Continue from a snapshot, bit for bit. If this raises, nothing has changed.
@@ -220,10 +233,8 @@ class Trainer:
         if misfit := held.kind.misfit(self.kind):
             raise OtherModelError(f"{misfit}: {REMEDY}")
         self._weights[:] = held.weights
-        self._optimizer = make_optimizer(self._settings, self._parameter)
-        self._optimizer.state[self._parameter] |= {
-            name: torch.from_numpy(value) for name, value in held.state.items()
-        }
+        loaded = {name: torch.from_numpy(value) for name, value in held.state.items()}
+        self._state = self._optimizer.initial() | loaded
         for round_ in tuple(self._sums):
             self.discard(round_)
 
@@ -244,8 +255,7 @@ def unpacked(data: bytes) -> TrainerState:
             f"the state of {kind.optimizer} has {sorted(state)}, expected {expected}"
         )
     for name, value in state.items():
-        if value.shape not in ((), (kind.parameters,)):
-            raise CorruptError(
-                f"the state's {name} has shape {value.shape}, expected ({kind.parameters},)"
-            )
+        count = len(kind.sizes) if name == "step" else kind.parameters
+        if value.shape != (count,) and (name != "step" or value.ndim):
+            raise CorruptError(f"the state's {name} has shape {value.shape}, expected ({count},)")
     return TrainerState(kind, weights, state)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from msgspec import UNSET, UnsetType
 
-from common.core.messages import MOST_TRACEBACK, Failed, Gradient
+from common.core.messages import MOST_TRACEBACK, Failed, Gradient, reached_bits
 from common.core.vectors import squared_norm
 from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
@@ -226,6 +226,7 @@ class OrderComputer:
             local_rate=compute.local_rate or UNSET,
             square=square,
             scores=result.scores or UNSET,
+            reached=reached_bits(result.reached),
         )
 
     def _rows(self, batch: Batch) -> Columns:

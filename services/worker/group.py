@@ -264,6 +264,7 @@ class GroupLoop:
                 *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
                 life=self._member.life,
                 traffic=self._count.traffic,
+                reached=found.reached,
             )
             with self._changed:
                 reply = self._replica.computed(ready, compute.batches, loaded).reply

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
+from common.core.messages import reached_mask
 from common.core.vectors import squared_norm
 from common.errors import GroupError
 from common.learning.errors import NotFiniteError
@@ -160,7 +161,8 @@ class HeldWhole:
         # From here on, there is no pending result.
         reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale
-        self._trainer.step(self._sum[:-2], reduce.samples, *rates)
+        reached = reached_mask(reduce.reached)
+        self._trainer.step(self._sum[:-2], reduce.samples, *rates, reached=reached)
         self._digest = None
 
     def settle(self) -> None:
@@ -244,7 +246,8 @@ class HeldSlices:
             raise NotFiniteError("the gradient", None)
         self._owned = tuple(sorted(totals))
         rates = reduce.learning_rate, reduce.scale
-        trainer.prepare(totals, reduce.samples, self._square, *rates)
+        reached = reached_mask(reduce.reached)
+        trainer.prepare(totals, reduce.samples, self._square, *rates, reached=reached)
         self._gather_weights(formed, firsts)
 
     def _exchange(

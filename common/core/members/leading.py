@@ -52,6 +52,7 @@ from common.core.messages import (
     Reduced,
     StateReport,
     Stored,
+    reached_bits,
 )
 from common.core.snapshot_publishing import is_offered
 
@@ -689,6 +690,7 @@ class GroupAggregation:
         reduce = Reduce(
             *(attempt, parts, draft.samples, round_.synchrony.local_rate),
             *(round_.learning_rate, scale, round_.settings.group_sizes is not None),
+            reached_bits(round_.reached),
         )
         allowed_s = self._tries.times.allowed_s(self._first_attempt_s)
         self._tries.current = Attempt(reduce, round_.number, self._membership, now, allowed_s)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from common.core import events
-from common.core.messages import Gradient, ModelId
+from common.core.messages import Gradient, ModelId, reached_mask
 from common.core.snapshot_publishing import is_offered
 from common.learning.significance import Compression, KnownWeights
 from common.wire.vectors import encode_sparse
@@ -57,7 +57,8 @@ class ModelPublisher:
         """Add a gradient to its sum."""
         gradient = command.gradient
         if isinstance(gradient, Gradient):
-            self._job.trainer.add(command.round, gradient.vector, gradient.samples)
+            reached = reached_mask(gradient.reached)
+            self._job.trainer.add(command.round, gradient.vector, gradient.samples, reached)
 
     def apply(self, command: do.Apply) -> Iterator[events.CoordinatorEvent]:
         """Take the optimizer step of an update."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.members.replica import ReplicaCommand
-    from common.core.messages import ControlRecord, Slices
+    from common.core.messages import ControlRecord, Reached, Slices
     from common.core.settings import CoordinatorSettings
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
@@ -79,6 +79,8 @@ class Process:
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
         self.entered: Enter | None = None
+        # Parameter tensors that its gradients reach.
+        self.reached: Reached = UNSET
 
 
 class Group:
@@ -176,7 +178,9 @@ class Group:
                 samples = SAMPLES * len(offsets)
                 known = process.replica.known(order.batches, 0.0)
                 ready = known or GradientReady(
-                    *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1), life=life
+                    *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1),
+                    life=life,
+                    reached=process.reached,
                 )
                 self.computed += () if known else offsets
                 said = process.replica.computed(ready, order.batches, process.replica.held)
@@ -272,6 +276,28 @@ def test_group_update_counts_once_all_members_have_it_and_applies_when_read_back
 
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), C: (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("reached", "summed"),
+    [
+        ((bytes([1]), bytes([0, 2]), b""), bytes([1, 2])),
+        ((b"", b"", b""), b""),
+        ((bytes([1]), UNSET, b""), UNSET),
+        ((UNSET, UNSET, UNSET), UNSET),
+    ],
+)
+def test_members_step_the_tensors_that_any_of_their_gradients_reached(
+    reached: tuple[Reached, ...], summed: Reached
+) -> None:
+    group = Group(A, B, C)
+    for worker, each in zip((A, B, C), reached, strict=True):
+        group.of[worker].reached = each
+    group.lead()
+    group.bench.announce(A, B, C)
+    group.settle()
+    entered = [group.of[worker].entered for worker in (A, B, C)]
+    assert [each and each.reduce.reached for each in entered] == [summed] * 3
 
 
 def of_two_builds(bench: Bench | None = None) -> Group:

@@ -70,7 +70,7 @@ def test_step_over_slices_equals_the_whole_step_bit_for_bit(
     settings = OptimizerSettings(name, RATE)
     weights = drawn(parameters + buffers, 0)
     whole = Trainer(weights, parameters, settings, reduction)
-    slices = [Slice(place, parameters, settings, reduction) for place in cut(len(weights), count)]
+    slices = [Slice(place, [parameters], settings, reduction) for place in cut(len(weights), count)]
 
     for update in range(3):
         total = drawn(len(weights), update + 1)
@@ -94,11 +94,11 @@ def test_step_over_slices_equals_the_whole_step_bit_for_bit(
 def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
     settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
     weights, total = drawn(size, 0), drawn(size, 1)
-    one = Slice(slice(0, size), size, settings)
+    one = Slice(slice(0, size), [size], settings)
     following = np.empty_like(weights)
     one.prepare(weights, total.copy(), SAMPLES, RATE, following, 0.0)
     one.commit()
-    slices = [Slice(place, size, settings) for place in cut(size, 2)]
+    slices = [Slice(place, [size], settings) for place in cut(size, 2)]
     for each in slices:
         each.restore(part_of(one.state, each.place))
     assert {key: value.tobytes() for key, value in one.state.items()} == {
@@ -129,7 +129,7 @@ def test_gradient_of_slices_is_clipped_by_the_norm_of_all(
     whole = Trainer(weights, parameters, settings, reduction)
     whole.add(0, total, SAMPLES)
     whole.apply(0)
-    slices = [Slice(place, parameters, settings, reduction) for place in cut(size, 2)]
+    slices = [Slice(place, [parameters], settings, reduction) for place in cut(size, 2)]
     parts = [total[each.place].copy() for each in slices]
 
     square = sum(each.square(part) for each, part in zip(slices, parts, strict=True))

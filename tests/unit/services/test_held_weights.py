@@ -10,9 +10,17 @@ import pytest
 from msgspec import UNSET, structs
 
 from common.collectives.port import Peer
-from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
+from common.core.messages import (
+    AttemptId,
+    Member,
+    Membership,
+    ModelId,
+    Reduce,
+    WorkerId,
+    reached_bits,
+)
 from common.errors import CorruptError, GroupError
-from common.learning.checkpoint import whole_of
+from common.learning.checkpoint import TensorSlice, whole_of
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import OptimizerSettings
 from common.learning.sliced_trainer import SlicedTrainer
@@ -264,6 +272,32 @@ def updated(held: HeldSlices | HeldWhole, number: int, mine: Sequence[tuple[Vect
     found = held.result(reduce)
     held.apply()
     return bytes(held.weights()) + repr(found).encode()
+
+
+def test_members_leave_tensors_that_no_gradient_reached_as_they_are() -> None:
+    # tensor     0             1
+    # slice      0   1   2   3 (also has the buffers)
+    sizes = 2 * BLOCK, PARAMETERS - 2 * BLOCK
+    layout = (
+        *(TensorSlice((f"{n}",), (size,)) for n, size in enumerate(sizes)),
+        TensorSlice(("buffer",), (BUFFERS,), is_buffer=True),
+    )
+    reduction: Reduction = "mean"
+    parts = drawn(0), PARAMETERS, OptimizerSettings("adamw", 0.01), reduction, layout
+    alone = Trainer(*parts)
+    members: list[HeldWhole | HeldSlices] = [HeldWhole(Trainer(*parts))]
+    members.append(HeldSlices(SlicedTrainer(*parts, count=COUNT)))
+    for number, mask in enumerate((0b11, 0b01, 0b10), start=1):
+        alone.add(0, drawn(number), 8, mask)
+        alone.apply(0)
+        for held in members:
+            formed, reduce = of_one(number)
+            reduce = structs.replace(reduce, reached=reached_bits(mask))
+            held.add_up(formed, reduce, [(drawn(number), 8)])
+            held.result(reduce)
+            held.apply()
+    assert members[0].snapshot(UNSET) == alone.snapshot()
+    assert whole_of([members[1].stored(UNSET)]) == alone.snapshot()
 
 
 @pytest.mark.parametrize("make", [whole, sliced])

@@ -64,6 +64,7 @@ ATTEMPT = AttemptId(3, 2, 7)
 M1, M2 = Member(W1, 11), Member(WorkerId("w2"), 12)
 SCORES = (10, *(0,) * (2 * BINS - 1))
 TRAFFIC = Traffic(5, 1000)
+REACHED = bytes([5, 1])
 SUMS = {"accuracy": MetricSum(3.0, 9)}
 BELIEF = plans.EstimateRecord(1.0, 0.5, 0.25, 2.0)
 
@@ -127,7 +128,7 @@ ORDERS = GroupOrders(
     Membership(2, (M1, M2), ((0, 1), (1,))),
     AttemptId(3, 2, 6),
     5,
-    Reduce(ATTEMPT, (((7,), (9,)), ((8,),)), 9, 0.5, 0.1, 2.0, measured=True),
+    Reduce(ATTEMPT, (((7,), (9,)), ((8,),)), 9, 0.5, 0.1, 2.0, measured=True, reached=REACHED),
     (Copy(M2, M1, (0, 2)),),
     True,  # noqa: FBT003 -- report
     M1,
@@ -154,9 +155,11 @@ TRIGGERS = (
 )
 REPLIES = (
     Gradient(
-        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, None),
+        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, REACHED, None),
     ),
-    GradientReady(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, life=11),
+    GradientReady(
+        W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, REACHED, life=11
+    ),
     Reduced(W1, MODEL, 11, ATTEMPT, 77, 2.0),
     Broken(W1, MODEL, 11, ATTEMPT, "left", (M2,)),
     StateReport(
