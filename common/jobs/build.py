@@ -12,13 +12,11 @@ from common.learning.tasks import build_model, check_size, fit_base, task_of
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from common.core.messages import Vector
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
     from common.learning.optimizers import Reduction
-    from common.learning.tasks import Task
+    from common.learning.tasks import SetValues, Task
     from common.storage.store import CheckpointStore
 
 
@@ -45,7 +43,7 @@ def parts_of(
     spec: JobSpec,
     allowed: Collection[str],
     store: CheckpointStore | None = None,
-    begin: Callable[[nn.Module], object] | None = None,
+    begin: SetValues | None = None,
 ) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout, str]:
     """Return the arguments of a trainer with the weights of version 0, which follow from the job.
 
