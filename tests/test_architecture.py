@@ -60,7 +60,7 @@ THROUGH_THE_WALL = (
 CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
-    "services.coordinator.__main__": 129,
+    "services.coordinator.__main__": 131,
     "services.evaluator.__main__": 113,
     "services.provisioner.__main__": 138,
     "services.serve.__main__": 101,

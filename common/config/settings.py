@@ -82,6 +82,7 @@ _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
 _API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
 _LOOPBACK = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
+_INIT_HOST = re.compile(r"s3://[\w.-]+|[\w.-]+|[\da-fA-F:]+", re.ASCII)
 _HOST = re.compile(r"[\w.:-]*", re.ASCII)
 _GPU = r" *(\d{1,4}|(GPU|MIG)-[\w/-]+) *"
 _GPUS = re.compile(rf"all|none|{_GPU}(,{_GPU})*", re.ASCII)
@@ -117,6 +118,13 @@ def _split(value: object) -> object:
     return (
         tuple(filter(None, value.replace(" ", "").split(","))) if isinstance(value, str) else value
     )
+
+
+def _check_init_hosts(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        if not _INIT_HOST.fullmatch(each):
+            raise ValueError(f"must be host names or s3://bucket, got {each!r}")
+    return tuple(each if each.startswith("s3://") else each.lower() for each in value)
 
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
@@ -187,6 +195,13 @@ class Settings(BaseModel):
     tasks: _Names = ()
     """Entrypoints (`package.module:Class`) of tasks that jobs may use, separated by commas.
     Optional. If unset, jobs may use only built-in tasks."""
+    init_hosts: Annotated[_Names, AfterValidator(_check_init_hosts)] = ()
+    """Hosts and buckets from which jobs may start with pretrained weights (`init`), separated by
+    commas: host names without a port, and buckets as `s3://bucket`. The bucket of DOLL_BLOBS needs
+    no entry. Set it for coordinators and the admin service. Optional. If unset, none."""
+    models: str = ""
+    """Folder of coordinators with files of pretrained weights (`init`), which jobs name by a
+    relative path. Optional. If unset, jobs cannot name a path."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
     """Maximum memory of a coordinator for one job, in MiB. The memory holds the updates that are in
     progress at the same time and, with `compression`, a record of the weights that each worker has.

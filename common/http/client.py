@@ -17,7 +17,7 @@ import httpx2
 from common.errors import LateError, UnavailableError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Future
 
 T = TypeVar("T")
@@ -65,6 +65,40 @@ class BoundedClient:
             UnavailableError: If the answer is too large, or compressed.
         """
         body = bytearray()
+
+        def take(part: bytes) -> None:
+            body.extend(part)
+            if len(body) > ANSWER_BYTES:
+                raise UnavailableError(
+                    f"{self._name} sent an answer of more than {ANSWER_BYTES:,} bytes"
+                )
+
+        status, _ = await self.receive(method, url, take, **request)
+        return status, bytes(body)
+
+    async def receive(
+        self,
+        method: str,
+        url: str,
+        take: Callable[[bytes], object],
+        **request: Any,  # noqa: ANN401 -- as above
+    ) -> tuple[int, Mapping[str, str]]:
+        """Send a request, and pass on the body in parts. For coroutines that `submit` runs.
+
+        Args:
+            method: See `answer`.
+            url: URL.
+            take: Called with each part of the body. What it raises ends the request.
+            request: See `answer`.
+
+        Returns:
+            The status and the headers.
+
+        Raises:
+            LateError: If the answer is not complete in time.
+            UnreachableError: If the connection fails or breaks.
+            UnavailableError: If the answer is compressed.
+        """
         try:
             async with (
                 asyncio.timeout(self._answer_s),
@@ -75,17 +109,13 @@ class BoundedClient:
                         f"{self._name} sent a compressed answer, which is not accepted"
                     )
                 async for part in answer.aiter_bytes():
-                    body += part
-                    if len(body) > ANSWER_BYTES:
-                        raise UnavailableError(
-                            f"{self._name} sent an answer of more than {ANSWER_BYTES:,} bytes"
-                        )
+                    take(part)
         except (TimeoutError, httpx2.TimeoutException) as error:
             raise LateError(f"{self._name} did not answer in {self._answer_s:g} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             why = str(error) or type(error).__name__
             raise UnreachableError(f"{self._name} cannot be reached: {why}") from error
-        return answer.status_code, bytes(body)
+        return answer.status_code, answer.headers
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine that uses `answer`. Canceling the future cancels the coroutine."""

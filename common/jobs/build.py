@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
     from common.learning.optimizers import Reduction
-    from common.learning.tasks import Task
+    from common.learning.tasks import SetValues, Task
     from common.storage.store import CheckpointStore
 
 
@@ -40,7 +40,10 @@ def trainer_of(
 
 
 def parts_of(
-    spec: JobSpec, allowed: Collection[str], store: CheckpointStore | None = None
+    spec: JobSpec,
+    allowed: Collection[str],
+    store: CheckpointStore | None = None,
+    begin: SetValues | None = None,
 ) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout, str]:
     """Return the arguments of a trainer with the weights of version 0, which follow from the job.
 
@@ -49,6 +52,8 @@ def parts_of(
         allowed: Entrypoints that this process may import (DOLL_TASKS).
         store: Optional. The job's checkpoints, which hold the frozen tensors. If unset, this
             process uses the ones that it builds.
+        begin: Optional. Gives the module the values of a file, see `JobSpec.init`. If unset, the
+            module keeps its own values until the store has others.
 
     Raises:
         TaskMissingError: If this process does not have the task.
@@ -58,8 +63,13 @@ def parts_of(
     """
     task = task_of(spec, allowed)
     check_size(task)
-    model = FlatModel(build_model(task, spec.seed))
-    share_base(model, task, spec.seed, store, write=True)
+    module = build_model(task, spec.seed)
+    if begin is not None:
+        begin(module)
+    model = FlatModel(module)
+    model.base.from_file = begin is not None
+    is_final = spec.init is None or begin is not None
+    share_base(model, task, spec.seed, store, write=is_final)
     weights, count = model.vector.copy(), model.parameter_count
     return weights, count, optimizer_of(spec), spec.reduction, model.layout, model.base.digest
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from signal import strsignal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,9 @@ PATIENCE_S = 60.0
 _MIB = 1 << 20
 # Size of a float32.
 _BYTES = 4
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
 
 _log = event_logger(__name__)
 
@@ -170,6 +173,18 @@ def check_submission(
         )
 
     return unchecked
+
+
+def check_init(spec: JobSpec, settings: Settings) -> None:
+    """Refuse a job if its pretrained weights are at a place that is not listed.
+
+    Raises:
+        GivenError: If the setting DOLL_INIT_HOSTS does not list the place.
+    """
+    if spec.init is None or (spec.init.source.startswith("s3://") and not settings.blobs):
+        return
+    if why := spec.init.why_unlisted(settings.init_hosts, settings.blobs):
+        raise GivenError(("init.from",), why)
 
 
 def unasked(spec: JobSpec, allowed: Collection[str]) -> CheckReport:  # noqa: ARG001 -- instead of `built_apart`

@@ -120,6 +120,11 @@ class JobService:
         """
         if self.submitted(request) is not None:
             return None, ""
+        if spec.init is not None:
+            raise UserError(
+                "init: cannot be combined with the start from another job's checkpoint (`from`);"
+                " remove one of them"
+            )
         name, at, version = source.partition("@")
         selector = parse_version(version) if at else "newest"
         record, outside = self._store.get(name), self._outside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import prod
@@ -335,6 +335,91 @@ class TaskSpec(SpecPart):
         if (self.name is None) == (self.entrypoint is None):
             raise ValueError("must have either name or entrypoint")
         return self
+
+
+_OBJECT = re.compile(r"(s3://[A-Za-z0-9._-]+)/[^\x00-\x1f]+")
+_URL = re.compile(r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/[!-~]*")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def place_of(source: str) -> str:
+    """Return the host, or the bucket as `s3://bucket`, of a file's address; empty for a path.
+
+    Raises:
+        ValueError: If the address is none that `init` accepts.
+    """
+    parts = source.split("/")
+    found = _OBJECT.fullmatch(source)
+    if found and not {".", ".."} & {*parts}:
+        return found[1]
+    if found := _URL.fullmatch(source):
+        host = found[2].strip("[]").lower()
+        if found[1] == "http" and host not in _LOOPBACK:
+            raise ValueError("must begin with https://, because the host is not this machine's own")
+        return host
+    if not all(parts) or not source.isprintable() or {".", ".."} & {*parts} or ":" in parts[0]:
+        raise ValueError(
+            "must be s3://bucket/key, https://host/path or a relative path without `..`"
+        )
+    return ""
+
+
+class InitSpec(SpecPart):
+    """Pretrained weights to start from; without this block, the task's `build` sets all weights.
+
+    The job's first leader reads the file once, before the first update, and stores the weights with
+    the checkpoints. Later changes of the file have no effect.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    source: str = Field(alias="from", max_length=2000)
+    """Safetensors file with tensors of the module's `state_dict`: `s3://bucket/key`, a URL
+    `https://host/path`, or a path below the folder that the coordinators' setting DOLL_MODELS
+    names. Other hosts and buckets than the bucket of DOLL_BLOBS must stand in DOLL_INIT_HOSTS. The
+    address is part of the job, which all viewers may read."""
+    sha256: str = Field(json_schema_extra={"pattern": f"^{_SHA256.pattern}$"})
+    """SHA-256 of the file, as 64 hexadecimal digits in lower case. A file with another checksum is
+    not used."""
+    new: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    """Patterns of names that are not taken from the file, such as `head.*`, where `*` stands for
+    any text, dots included. The module's tensors with such names keep the values of `build`. Every
+    other tensor of the module must be in the file with the same shape, and the file must have no
+    others."""
+
+    @property
+    def shown(self) -> str:
+        """Address for messages, without the query of a URL, which may hold a secret."""
+        return self.source.partition("?")[0] if "://" in self.source else self.source
+
+    def why_unlisted(self, hosts: Collection[str], blobs: str) -> str:
+        """Return why the file's host or bucket may not be read; empty if it may.
+
+        Args:
+            hosts: The setting DOLL_INIT_HOSTS.
+            blobs: The setting DOLL_BLOBS.
+        """
+        place = place_of(self.source)
+        if place in ("", *hosts) or f"{blobs}/".startswith(f"{place}/"):
+            return ""
+        return (
+            f"{place} is not listed in the setting DOLL_INIT_HOSTS of coordinators and of the admin"
+            " service; add it there"
+        )
+
+    @field_validator("source")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        place_of(value)
+        return value
+
+    @field_validator("sha256")
+    @classmethod
+    def _checksum(cls, value: str) -> str:
+        if not _SHA256.fullmatch(value):
+            raise ValueError(f"must be 64 hexadecimal digits in lower case, got {shown(value)}")
+        return value
 
 
 class CompressionSpec(SpecPart):
@@ -688,6 +773,8 @@ class JobSpec(SpecPart):
     """Format of the records in the job's streams, and their fields."""
     task: TaskSpec
     """Task to learn: the model, its loss and its metrics."""
+    init: Annotated[InitSpec | None, _Later] = None
+    """Pretrained weights to start from. Optional. If unset, the task's `build` sets all weights."""
     batch_size: Count
     """Number of records per batch (b). A worker computes one gradient per batch."""
     group_size: Count
@@ -981,6 +1068,11 @@ class JobSpec(SpecPart):
             raise ValueError(
                 "aggregation.mode: group cannot be combined with compression, because its workers"
                 " hold the weights themselves; remove compression, or use mode: board"
+            )
+        if self.init is not None:
+            raise ValueError(
+                "aggregation.mode: group cannot be combined with init, because its coordinator does"
+                " not build the model; remove init, or use mode: board"
             )
         return self
 

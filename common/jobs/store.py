@@ -269,6 +269,25 @@ class JobStore:
 
         return self._update(job.spec.name, held, job.id)
 
+    def initialised(self, job: JobRecord, reason: str) -> JobRecord:
+        """Record which pretrained weights a job starts with, unless its record says so already.
+
+        Args:
+            job: Record of the job.
+            reason: Names of tensors, cut off after `changes.REASON_CHARACTERS`.
+
+        Raises:
+            NotFoundError: If there is no such job. Its name may belong to another one.
+            UnavailableError: If Kafka is unavailable for long.
+        """
+
+        def noted(record: JobRecord) -> JobRecord:
+            if any(each.action == "initialised" for each in record.changes):
+                return record
+            return self._noted(record, "initialised", reason, COORDINATOR)
+
+        return self._update(job.spec.name, noted, job.id)
+
     def close(self) -> None:
         """Close the reader."""
         self.table.close()

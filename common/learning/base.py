@@ -16,12 +16,15 @@ import safetensors.torch
 import torch
 
 from common.errors import CorruptError, OtherModelError
+from common.learning.checkpoint import metadata_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
+# Key in the metadata of a base that comes from a file, not from the task.
+_FROM_FILE = "from_file"
 # Remedy for weights of another model.
 OTHER_TASK = "run this process with the version of the task's code that trained the model"
 
@@ -31,10 +34,13 @@ class Base:
 
     Attributes:
         tensors: The module's own tensors, of any type, by their names in the `state_dict`.
+        from_file: True if the values come from a file, see `JobSpec.init`. Every process with such
+            tensors then takes over the values, whatever its task has built.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
+        self.from_file = False
 
     @cached_property
     def digest(self) -> str:
@@ -51,14 +57,16 @@ class Base:
         """Write the tensors as safetensors."""
         # The library refuses tensors that share memory, as tied ones do.
         return safetensors.torch.save(
-            {n: t.detach().cpu().clone() for n, t in self.tensors.items()}
+            {n: t.detach().cpu().clone() for n, t in self.tensors.items()},
+            {_FROM_FILE: "true"} if self.from_file else None,
         )
 
     def adopt(self, stored: bytes, redraw: Callable[[], Base]) -> None:
         """Take over the values that another process has saved.
 
-        Only tensors that are drawn at random may differ, because kinds of processors round random
-        numbers differently. Any other difference shows that the task's code or its files changed.
+        Unless the values come from a file, only tensors that are drawn at random may differ,
+        because kinds of processors round random numbers differently. Any other difference shows
+        that the task's code or its files changed.
 
         Args:
             stored: Bytes from `save`.
@@ -69,7 +77,10 @@ class Base:
             OtherModelError: If the base is of another model; names the first difference.
         """
         try:
-            tensors = safetensors.torch.load(stored)
+            tensors, self.from_file = (
+                safetensors.torch.load(stored),
+                _FROM_FILE in metadata_in(stored),
+            )
         except (safetensors.SafetensorError, ValueError) as error:
             raise CorruptError(f"{len(stored)} bytes do not hold a base: {error}") from error
         for name in sorted(self.tensors.keys() | tensors.keys()):
@@ -77,8 +88,8 @@ class Base:
             if own is None or other is None or own.shape != other.shape or own.dtype != other.dtype:
                 raise _differs(name)
         changed = [n for n, own in sorted(self.tensors.items()) if not _is_same(own, tensors[n])]
-        redrawn = redraw().tensors if changed else {}
-        for name in changed:
+        redrawn = redraw().tensors if changed and not self.from_file else {}
+        for name in () if self.from_file else changed:
             if name not in redrawn or _is_same(self.tensors[name], redrawn[name]):
                 raise _differs(name)
         with torch.no_grad():

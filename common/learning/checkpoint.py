@@ -186,12 +186,12 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """
     try:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
-        return tensors, _metadata(data)
+        return tensors, metadata_in(data)
     except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CorruptError(f"{len(data)} bytes do not contain tensors: {error}") from error
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def metadata_in(data: bytes) -> dict[str, str]:
     """Read the metadata of a file, or of its first bytes. The library does not return it.
 
     Raises:
@@ -218,7 +218,7 @@ def kind_at(head: bytes) -> Kind:
     Raises:
         CorruptError: If the bytes do not contain it.
     """
-    return kind_in(_metadata(head))
+    return kind_in(metadata_in(head))
 
 
 def weights_in(snapshot: bytes) -> tuple[Vector, Kind]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as functions
@@ -68,6 +68,9 @@ class DescribedTask(Protocol):
     def records(self) -> DescribedRecords:
         """Description of the records."""
 
+
+# Changes the values of a module's tensors.
+SetValues: TypeAlias = Callable[[nn.Module], object]
 
 _OUR_PACKAGES = ("common", "services")
 _METHODS = ("build", "forward", "losses", "metrics")

@@ -70,6 +70,8 @@ class S3Blobs:
             endpoint_url=endpoint_url,
             region_name=region,
             config=Config(
+                # Otherwise, boto3 signs URLs by version 2, which S3 no longer accepts everywhere.
+                signature_version="s3v4",
                 connect_timeout=_CONNECT_S,
                 read_timeout=_TIMEOUT_S,
                 retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
@@ -103,6 +105,20 @@ class S3Blobs:
         """See `Blobs`."""
         found = self.get_tagged(name)
         return None if found is None else found[0]
+
+    def signed_url(self, name: str, expires_s: int) -> str:
+        """Return a URL at which anyone can read a blob until it expires.
+
+        Raises:
+            UserError: If there are no credentials.
+        """
+        with self._storage(name):
+            url: str = self._client.generate_presigned_url(
+                "get_object",
+                Params={"Bucket": self._bucket, "Key": self._prefix + name},
+                ExpiresIn=expires_s,
+            )
+        return url
 
     def names(self, prefix: str) -> list[str]:
         """Return all names with a prefix, sorted.

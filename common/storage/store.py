@@ -6,6 +6,7 @@
     <job>/checkpoints/best                             hint: name of the one with the lowest loss
     <job>/states/<epoch>-<version>.safetensors         weights and optimizer state of workers
     <job>/origin/<sha256>.safetensors                  another job's checkpoint that it began with
+    <job>/origin/init                                  names the weights that `init` gave the job
     <job>/base/<sha256>.safetensors                    tensors that no update changes
     <job>/base/digest                                  names the job's base, and its checksum
 
@@ -291,6 +292,14 @@ class CheckpointStore:
             CorruptError: If they are missing or damaged.
         """
         return self._checked(f"{self._origin}{sha256}.safetensors", sha256)
+
+    def put_init(self, data: bytes) -> None:
+        """Store the weights that `init` gives the job, unless it has some already."""
+        self._blobs.replace(f"{self._origin}init", self.put_origin(data).encode(), None)
+
+    def init(self) -> str:
+        """Return the checksum of the weights that `init` gave the job; empty if none are stored."""
+        return (self._blobs.get(f"{self._origin}init") or b"").decode("ascii", "replace")
 
     def put_base(self, digest: str, data: bytes) -> str:
         """Store the job's base, unless it has one already; return the digest of the job's base.

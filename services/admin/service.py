@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it
 
 from common.api.keys import KeyRecord
 from common.errors import NotFoundError, OutsideError, UserError
-from common.jobs.check import PATIENCE_S, built_apart, check_submission, unasked
+from common.jobs.check import PATIENCE_S, built_apart, check_init, check_submission, unasked
 from common.jobs.operations import JobOperations
 from common.jobs.service import JobService
 from common.jobs.watching import one_by_one
@@ -154,6 +154,7 @@ class AdminService:
         def checked() -> Unchecked | None:
             why_not = check_submission(spec, settings.tasks, most_mib, build)
             check_market(spec, settings)
+            check_init(spec, settings)
             return why_not
 
         return await self.tasks.run(checked)

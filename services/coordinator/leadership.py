@@ -39,6 +39,7 @@ from common.kafka.names import (
 from common.kafka.port import NewTopic
 from common.storage.snapshot_file import FoundSnapshot
 from common.storage.store import CheckpointStore
+from services.coordinator.initial_weights import InitialWeights
 from services.coordinator.replies import SoundReplies
 from services.coordinator.streams import WatchedJob
 from services.coordinator.tails import (
@@ -85,8 +86,12 @@ class Leadership:
         self._source = job.replica.log
         # Set while this replica is a candidate.
         self._make_trainer: Callable[[], Trainer] | None = None
+        # Weights of `init` that were stored when the model was built. Another replica may have
+        # stored them, and the job's frozen tensors, since then.
+        self._init = ""
         self._updates = Partition(updates_topic(job.id), 0)
         self._control = Partition(control_topic(job.id), 0)
+        self.initial_weights = InitialWeights(job, self._is_unused)
         # Tail of the control topic and the position where it began. Read once this replica leads.
         self._claims: tuple[LogPosition, TopicTail] | None = None
         # Both are keyed by rank. `_hot` names the snapshots that are only in Redis.
@@ -101,7 +106,11 @@ class Leadership:
     @property
     def lacking(self) -> str:
         """Reason why this process cannot lead the job; usually empty."""
-        if not self._job.spec.grouped or self._job.replica.blobs is not None:
+        if self._job.replica.blobs is not None:
+            return ""
+        if self._job.spec.init is not None:
+            return "init: requires object storage; set DOLL_BLOBS for coordinators and workers"
+        if not self._job.spec.grouped:
             return ""
         return (
             "the workers of this job hold its weights and store them in object storage, which this"
@@ -118,6 +127,8 @@ class Leadership:
         try:
             if not self._job.spec.grouped:
                 self._learn_to_make()
+            if command.source == "genesis":
+                self.initial_weights.prepare()
         except TaskMissingError as error:
             self._leave_to_others(str(error))
         except UnavailableError as error:
@@ -126,6 +137,17 @@ class Leadership:
             yield _hold_required(error)
         else:
             yield self._look_for(command.source)
+
+    def _is_unused(self) -> bool:
+        """True if the updates topic is empty, so that nobody has led the job.
+
+        Raises:
+            UnavailableError: If Kafka cannot say now.
+        """
+        ends = self._source.ends([self._updates])
+        if self._updates not in ends:
+            raise UnavailableError(f"Kafka does not return the end of {self._updates} now", "kafka")
+        return ends[self._updates] == 0
 
     def _learn_to_make(self) -> Callable[[], Trainer]:
         """Return the function that builds the model.
@@ -136,10 +158,11 @@ class Leadership:
             CorruptError: If the job has other frozen tensors.
             UnavailableError: If object storage is unavailable.
         """
-        if self._make_trainer is None:
-            replica = self._job.replica
-            store = None if replica.blobs is None else CheckpointStore(replica.blobs, self._job.id)
-            self._make_trainer = trainer_of(self._job.spec, replica.settings.tasks, store)
+        replica, spec = self._job.replica, self._job.spec
+        store = None if replica.blobs is None else CheckpointStore(replica.blobs, self._job.id)
+        init = "" if store is None or spec.init is None else store.init()
+        if self._make_trainer is None or init != self._init:
+            self._make_trainer, self._init = trainer_of(spec, replica.settings.tasks, store), init
             self._lease.is_able()
         return self._make_trainer
 
@@ -398,6 +421,7 @@ class Leadership:
         self.end()
         self._job.role = "standby"
         self._job.replica.candidates.leave(self._job.id)
+        self.initial_weights.drop()
         self._make_trainer = self._job.weights = None
 
     def end(self) -> None:

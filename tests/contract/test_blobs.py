@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UnavailableError, UserError
+from common.http.client import BoundedClient
 from common.storage.disk import DiskBlobs
 from common.storage.memory import MemoryBlobs
 from common.storage.s3 import S3Blobs
@@ -67,6 +68,14 @@ def test_put_blob_is_read_back_complete(blobs: Blobs) -> None:
     blobs.put("job/empty", b"")
     assert blobs.get("job/model") == b"second"
     assert blobs.get("job/empty") == b""
+
+
+def test_signed_url_of_s3_is_readable_without_credentials(s3_server: str) -> None:
+    blobs = S3Blobs(BUCKET, "signed/", s3_server, REGION)
+    blobs.put("a b", b"data")
+    url = blobs.signed_url("a b", 60)
+    assert "X-Amz-Signature=" in url
+    assert BoundedClient("S3", 60.0).ask("GET", url) == (200, b"data")
 
 
 def test_large_blob_is_read_back_complete(blobs: Blobs) -> None:

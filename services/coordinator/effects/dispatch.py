@@ -110,12 +110,14 @@ class Effects:
             self._notifier.notify()
         except UnavailableError as error:
             self._job.outage.met(error)
+        self.leadership.initial_weights.poll()
         self.lease.poll()
         self.ending.poll()
 
     def close(self) -> None:
         """End everything, and deliver the appended records."""
         self.leadership.end()
+        self.leadership.initial_weights.drop()
         self.snapshots.close()
         self._job.replica.candidates.leave(self._job.id)
         self.lease.close()

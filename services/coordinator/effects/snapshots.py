@@ -212,27 +212,34 @@ class SnapshotStore:
         """Return version 0, which the job starts from if nothing was learned yet.
 
         Raises:
-            CorruptError: If the job starts with another job's weights, and these differ from what
-                was written.
+            CorruptError: If the job starts with other weights than the task's, and these differ
+                from what was written.
             UnavailableError: If object storage, which has these weights, is unavailable.
         """
-        data, origin = self._origin(), self._record.origin
-        title = "version 0" + (f", the weights of {origin}" if origin else "")
+        data, of = self._origin(), self._begins_with
+        title = "version 0" + (f", the weights of {of}" if of else "")
         return FoundSnapshot(title, genesis(positions, self._record.known), lambda: data)
 
+    @property
+    def _begins_with(self) -> str:
+        """Source of the weights of version 0; empty if the task makes them."""
+        origin, init = self._record.origin, self._record.spec.init
+        return str(origin) if origin else init.shown if init else ""
+
     def _origin(self) -> bytes:
-        origin = self._record.origin
-        if origin is None:
+        of, origin = self._begins_with, self._record.origin
+        if not of:
             return b""
         if self._checkpoints is None:
             raise CorruptError(
-                f"the job starts with the weights of {origin}, which are in object storage; set"
+                f"the job starts with the weights of {of}, which are in object storage; set"
                 " DOLL_BLOBS as it was when the job was submitted"
             )
         try:
-            return self._checkpoints.origin(origin.sha256)
+            store = self._checkpoints
+            return store.origin(store.init() if origin is None else origin.sha256)
         except CorruptError as error:
-            raise CorruptError(f"the job starts with the weights of {origin}: {error}") from error
+            raise CorruptError(f"the job starts with the weights of {of}: {error}") from error
         # The error may be temporary, so the candidate tries again.
         except DollError as error:
             raise UnavailableError(str(error)) from error

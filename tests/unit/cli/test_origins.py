@@ -126,6 +126,13 @@ def test_submit_from_an_impossible_origin_leaves_nothing(
     assert [name for name in led.blobs.names("") if "/origin/" in name] == []
 
 
+def test_submit_from_with_pretrained_weights_is_rejected(led: World) -> None:
+    text = f"{NEXT}\ninit: {{from: a, sha256: {'a' * 64}}}\n"
+    result = led.run("job", "submit", "-", "--from", "digits", typed=text, code=exits.REFUSED)
+    assert "init: cannot be combined with the start from another job's checkpoint" in result.stderr
+    assert list(JobStore(led.log).read()) == ["digits"]
+
+
 def test_submit_from_without_object_storage_is_rejected_with_the_reason(led: World) -> None:
     arguments = ("job", "submit", "-", "--from", "digits")
     result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")

@@ -70,6 +70,11 @@ def test_child_process_gets_the_same_settings() -> None:
     assert Settings().environ() == {}
 
 
+def test_hosts_of_pretrained_weights_are_names_in_lower_case_and_buckets() -> None:
+    settings = read_settings({"DOLL_INIT_HOSTS": "Models.Example, s3://nets,::1"})
+    assert settings.init_hosts == ("models.example", "s3://nets", "::1")
+
+
 def test_embedded_broker_is_named_by_its_socket() -> None:
     assert read_settings({"DOLL_KAFKA": "embedded:/run/k.sock"}).embedded_kafka == "/run/k.sock"
     assert read_settings({}).embedded_kafka == ""
@@ -97,6 +102,12 @@ def test_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// if certificates"),
         ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
         ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
+        (
+            "DOLL_INIT_HOSTS",
+            "a,b/c",
+            "DOLL_INIT_HOSTS: must be host names or s3://bucket, got 'b/c",
+        ),
+        ("DOLL_INIT_HOSTS", "https://a", "DOLL_INIT_HOSTS: must be host names or s3://bucket, g"),
         ("DOLL_MLFLOW", "http://u:secret@m", "DOLL_MLFLOW: must be http://host:port or https://ho"),
         ("DOLL_MLFLOW_TOKEN", "secret", "DOLL_MLFLOW: is missing, but a token or a password"),
         ("DOLL_MLFLOW_USERNAME", "me", "DOLL_MLFLOW_PASSWORD: is missing, but DOLL_MLFLOW_USERNA"),

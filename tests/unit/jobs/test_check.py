@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import pytest
 
+from common.config.settings import Settings
 from common.errors import GivenError
 from common.jobs.check import (
     CheckReport,
     CheckRequest,
     Unchecked,
     built_apart,
+    check_init,
     check_submission,
     unasked,
 )
@@ -71,6 +73,40 @@ def refusal(made: JobSpec, build: Build = patient) -> GivenError:
 def test_valid_job_passes_the_check() -> None:
     check_submission(spec(name="logistic-regression", classes=2), (), MEMORY_MIB)
     check_submission(own("Plain"), [f"{OWN}:Plain"], MEMORY_MIB, patient)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "place"),
+    [
+        ("https://Models.example/a", {"init_hosts": ("other", "models")}, "models.example"),
+        ("https://models.example:8443/a", {}, "models.example"),
+        ("http://localhost/a", {}, "localhost"),
+        ("s3://other/a", {"blobs": "s3://mine/doll"}, "s3://other"),
+        ("s3://mine-2/a", {"blobs": "s3://mine"}, "s3://mine-2"),
+        ("https://models.example:8443/a", {"init_hosts": ("models.example",)}, ""),
+        ("s3://mine/a", {"blobs": "s3://mine/doll"}, ""),
+        ("s3://other/a", {"blobs": "s3://mine", "init_hosts": ("s3://other",)}, ""),
+        # Only coordinators know what is below their folder, and the bucket if it is not set here.
+        ("nets/a.safetensors", {}, ""),
+        ("s3://mine/a", {}, ""),
+    ],
+)
+def test_pretrained_weights_of_an_unlisted_place_are_rejected(
+    source: str, settings: dict[str, Any], place: str
+) -> None:
+    fields = spec(name="logistic-regression", classes=2).model_dump(mode="json")
+    fields |= {"init": {"from": source, "sha256": "0" * 64}}
+    made = JobSpec.model_validate_json(as_json_of(fields))
+    if not place:
+        check_init(made, Settings(**settings))
+        return
+    with pytest.raises(GivenError) as refused:
+        check_init(made, Settings(**settings))
+    assert refused.value.fields == ("init.from",)
+    assert refused.value.problem == (
+        f"{place} is not listed in the setting DOLL_INIT_HOSTS of coordinators and of the admin"
+        " service; add it there"
+    )
 
 
 def test_invalid_option_of_a_built_in_task_is_rejected_by_field() -> None:

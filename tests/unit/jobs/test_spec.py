@@ -506,3 +506,56 @@ def test_arbitrary_field_value_is_accepted_or_rejected_in_one_line(
 def test_parse_job_raises_only_user_errors_on_arbitrary_text(text: str) -> None:
     with pytest.raises(UserError):
         parse_job(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("/etc/passwd", "must be s3://bucket/key, https://host/path or a relative path"),
+        ("../a", "must be s3"),
+        ("a/../../b", "must be s3"),
+        ("a//b", "must be s3"),
+        ("./a", "must be s3"),
+        ("", "must be s3"),
+        ("a\nb", "must be s3"),
+        ("file:///etc/passwd", "must be s3"),
+        ("ftp://host/a", "must be s3"),
+        ("https://user:secret@host/a", "must be s3"),
+        ("https://host", "must be s3"),
+        ("https://host\\@evil/a", "must be s3"),
+        ("https://host /a", "must be s3"),
+        ("s3://bucket", "must be s3"),
+        ("s3://bucket/../other/a", "must be s3"),
+        ("http://host/a", "must begin with https://"),
+        ("http://127.0.0.1.evil/a", "must begin with https://"),
+    ],
+)
+def test_source_of_pretrained_weights_that_leads_elsewhere_is_rejected(
+    source: str, problem: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_job(changed("init", {"from": source, "sha256": "0" * 64}))
+    assert f"init.from: {problem}" in str(refused.value)
+
+
+@pytest.mark.parametrize("sha256", ["0" * 63, "A" * 64, "0" * 64 + "\n"])
+def test_checksum_of_pretrained_weights_must_be_complete(sha256: str) -> None:
+    with pytest.raises(UserError, match=r"init\.sha256: must be 64 hexadecimal digits"):
+        parse_job(changed("init", {"from": "a", "sha256": sha256}))
+    with pytest.raises(UserError, match=r"init\.sha256: is missing"):
+        parse_job(changed("init", {"from": "a"}))
+
+
+def test_pretrained_weights_survive_the_jobs_topic_and_show_no_query() -> None:
+    given = {"from": "https://host/a?token=1", "sha256": "0" * 64, "new": ["head.*"]}
+    spec = parse_job(changed("init", given))
+    assert job_from_json(spec.model_dump_json()) == spec
+    assert spec.init is not None
+    assert spec.init.shown == "https://host/a"
+    assert "init" not in parse_job(TEXT).model_dump(mode="json")
+
+
+def test_members_that_hold_the_weights_cannot_start_with_pretrained_ones() -> None:
+    data = yaml.safe_load(changed("init", {"from": "a", "sha256": "0" * 64}))
+    with pytest.raises(UserError, match="mode: group cannot be combined with init"):
+        parse_job(yaml.safe_dump(data | {"aggregation": {"mode": "group"}}))

@@ -637,6 +637,7 @@ def test_patch_without_a_change_writes_nothing(log: MemoryLog) -> None:
         ({"learning_rate": float("nan")}, "learning_rate: must be a finite number"),
         ({"deadline_s": -1}, "deadline_s: must be above 0"),
         ({"seed": 4}, '"seed" cannot be changed, only deadline_s, group_size'),
+        ({"init": {"from": "a", "sha256": "0" * 64}}, '"init" cannot be changed, only deadline_s'),
         ({"synchronisation": {"mode": "late"}}, "synchronisation.mode: must be 'synchronous', "),
         (
             {"synchronisation": {"mode": "averaging"}},

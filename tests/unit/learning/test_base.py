@@ -201,6 +201,19 @@ def test_process_with_other_code_is_refused_with_the_first_difference(
     assert all(torch.equal(before[name], each) for name, each in copies(model.module).items())
 
 
+def test_values_of_a_file_are_taken_over_whatever_the_task_builds(store: CheckpointStore) -> None:
+    task, other = FrozenTask(), FrozenTask(scale=2.0)
+    first, second = FlatModel(build_model(task, SEED)), FlatModel(build_model(other, SEED))
+    first.base.from_file = True
+    share_base(first, task, SEED, store, write=True)
+    share_base(second, other, SEED, store, write=False)
+    assert store.base_digest() == second.base.digest == first.base.digest
+    assert copies(second.module)["backbone.bias"].tolist() == [1.0] * 4
+    # A base of another shape or type is still of another model.
+    with pytest.raises(OtherModelError, match=r"the frozen 'still' is not the one of the job"):
+        Base({"still": torch.ones(1)}).adopt(store.base(store.base_digest()), lambda: second.base)
+
+
 def test_worker_without_rights_to_write_uses_its_own_until_one_is_stored(
     store: CheckpointStore,
 ) -> None:
