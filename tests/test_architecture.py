@@ -60,10 +60,10 @@ CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
     "services.coordinator.__main__": 129,
-    "services.evaluator.__main__": 113,
+    "services.evaluator.__main__": 116,
     "services.provisioner.__main__": 138,
-    "services.serve.__main__": 101,
-    "services.worker.__main__": 120,
+    "services.serve.__main__": 104,
+    "services.worker.__main__": 123,
     # Processes that the others start.
     "common.jobs.export": 30,
     "common.jobs.task_check": 35,

@@ -77,10 +77,10 @@ def _work(only: str, process: ServiceProcess) -> None:
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
         # Without the GPU that it is configured for, the worker can serve no job.
-        if settings.device == "cuda":
-            from common.learning.parameters import resolve_device  # noqa: PLC0415 -- see above
+        if settings.gpus not in ("all", "none"):
+            from common.learning.devices import resolve_device  # noqa: PLC0415 -- see above
 
-            resolve_device(settings.device)
+            resolve_device("cuda", process.logger.warning)
         process.logger.info("service_started")
         log = _opened(process, watchdog)
         if log is None:
