@@ -61,15 +61,15 @@ CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
     "services.coordinator.__main__": 131,
-    "services.evaluator.__main__": 113,
+    "services.evaluator.__main__": 116,
     "services.provisioner.__main__": 138,
-    "services.serve.__main__": 101,
-    "services.worker.__main__": 67,
+    "services.serve.__main__": 104,
+    "services.worker.__main__": 68,
     # Processes that the others start.
     "common.jobs.export": 30,
     "common.jobs.task_check": 35,
     "common.spot.planning.simulation_process": 108,
-    "services.worker.job_process": 117,
+    "services.worker.job_process": 120,
     "services.cli.demo.tested_model": 84,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}

@@ -583,6 +583,24 @@ class KeptVersions(Answer):
     )
 
 
+class DeviceAnswer(Answer):
+    """The processor or GPU on which a worker computes."""
+
+    kind: Literal["cpu", "cuda"] = Field(
+        description="Kind of the device: `cuda` if it is a GPU, otherwise `cpu`."
+    )
+    name: str = Field(description="Model of the device.", examples=["NVIDIA L4"])
+    memory_bytes: Count = Field(
+        description="Memory of the GPU, or memory that the worker may use on the CPU, in bytes; 0"
+        " if unknown."
+    )
+    driver: str = Field(description="Version of the GPU's driver; empty if unknown or no GPU.")
+    capability: str = Field(
+        description="CUDA compute capability of the GPU; empty if the device is no GPU.",
+        examples=["8.9"],
+    )
+
+
 class WorkerAnswer(Answer):
     """A worker of a job, or a rented machine whose worker has not started yet."""
 
@@ -628,6 +646,10 @@ class WorkerAnswer(Answer):
         default=None,
         description="Reason why the coordinator assigns no work to this worker; null if it assigns"
         " work.",
+    )
+    device: DeviceAnswer | None = Field(
+        default=None,
+        description="Device on which the worker computes; null if the worker has not reported it.",
     )
 
 

@@ -50,12 +50,27 @@ class OutageNotice(NamedTuple):
     reason: str
 
 
+class Device(NamedTuple):
+    """Processor or GPU on which a worker computes."""
+
+    kind: str  # "cpu" or "cuda"
+    name: str
+    # Memory of the GPU, or memory that the process may use. 0 if unknown.
+    memory_bytes: int
+    # Version of the GPU's driver, or empty.
+    driver: str = ""
+    # CUDA compute capability of the GPU, such as "8.0", or empty.
+    capability: str = ""
+
+
 class Heartbeat(NamedTuple):
     """Content of a worker's heartbeat."""
 
     status: str  # one of `STATUSES`
     # Digest of its model's layout, see `UpdateTrigger.digest`. Empty if not reported.
     digest: str = ""
+    # None if not reported.
+    device: Device | None = None
 
 
 class Departures(NamedTuple):

@@ -31,7 +31,15 @@ from msgspec import UNSET
 from pydantic import BaseModel, Field
 
 from common.core.ledger import Ledger
-from common.core.liveness import EVALUATOR, MISSING_SCHEMA, OUTAGE, TURN, WORKER, OutageNotice
+from common.core.liveness import (
+    EVALUATOR,
+    MISSING_SCHEMA,
+    OUTAGE,
+    TURN,
+    WORKER,
+    Device,
+    OutageNotice,
+)
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -182,6 +190,8 @@ class JobObservation(NamedTuple):
     too_few: tuple[str, ...] = ()
     # Reasons why processes cannot do their part of the job, by name of the process.
     unable: Mapping[str, str] = {}
+    # Devices of workers that report one.
+    devices: Mapping[str, Device] = {}
 
 
 # --- effective updates ----------------------------------------------------------------------------

@@ -361,6 +361,7 @@ def _seen(look: JobObservation, found: LiveStatus | Exception) -> JobObservation
         leader_status=found.leader_status,
         led=found.led,
         unable={who: why for who, why in found.unable.items() if who != PROBE},
+        devices={str(worker): device for worker, device in found.devices.items()},
     )
 
 

@@ -35,13 +35,23 @@ class PhysicalGpu(NamedTuple):
     fault: str = ""
 
 
-class Machine(NamedTuple):
-    """What NVML knows of a machine."""
+class GpuInventory(NamedTuple):
+    """The GPUs of a machine and their driver."""
 
     # In the order of their PCI bus.
     gpus: tuple[PhysicalGpu, ...] = ()
-    # Newest CUDA version of the driver as major and minor number. (0, 0) if there is no driver.
+    # Newest CUDA version that the driver supports, as major and minor number.
     cuda: tuple[int, int] = (0, 0)
+    driver: str = ""
+
+
+class TorchBuild(NamedTuple):
+    """GPUs for which the installed PyTorch was built."""
+
+    # Result of `torch.cuda.get_arch_list()`.
+    architectures: Sequence[str]
+    # Value of `torch.version.cuda`, such as "13.0". None for a build without CUDA.
+    cuda: str | None
 
 
 class NvmlMissingError(Exception):
@@ -77,7 +87,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: ANN401
 
 
-def read_machine(nvml: Nvml | None = None) -> Machine:
+def read_gpus(nvml: Nvml | None = None) -> GpuInventory:
     """Return the GPUs of this machine. In a container, these are the container's.
 
     Args:
@@ -104,7 +114,7 @@ def read_machine(nvml: Nvml | None = None) -> Machine:
         raise NvmlError(str(error)) from error
     finally:
         nvml.nvmlShutdown()
-    return Machine(gpus, (cuda // 1000, cuda % 1000 // 10))
+    return GpuInventory(gpus, (cuda // 1000, cuda % 1000 // 10), driver)
 
 
 def _read(nvml: Nvml, index: int, driver: str) -> PhysicalGpu:
@@ -161,7 +171,7 @@ def _memory(nvml: Nvml, handle: object) -> int:
 def supported(capability: str, architectures: Iterable[str]) -> bool:
     """True if code for one of these architectures runs on a GPU of this compute capability.
 
-    Machine code (`sm_75`) runs on GPUs of the same major version and the same or a newer minor
+    GpuInventory code (`sm_75`) runs on GPUs of the same major version and the same or a newer minor
     version, PTX (`compute_75`) on these and all newer ones. Both run on exactly one version if they
     use its special features (`sm_90a`).
 
@@ -178,3 +188,23 @@ def supported(capability: str, architectures: Iterable[str]) -> bool:
             ):
                 return True
     return False
+
+
+def refusal(capability: str, build: TorchBuild, inventory: GpuInventory | None = None) -> str:
+    """Return why a build of PyTorch cannot use a GPU, or "".
+
+    Args:
+        capability: Compute capability of the GPU, such as "8.6".
+        build: The build of PyTorch.
+        inventory: Names the driver. Optional. If unset, the driver is not checked.
+    """
+    if build.cuda is None:
+        return "the installed PyTorch is built without CUDA"
+    # CUDA is compatible within a major version.
+    if inventory is not None and inventory.cuda[0] < int(build.cuda.partition(".")[0]):
+        has = ".".join(map(str, inventory.cuda))
+        return f"driver {inventory.driver} supports CUDA {has}, but PyTorch needs CUDA {build.cuda}"
+    if not supported(capability, build.architectures):
+        kinds = ", ".join(build.architectures)
+        return f"its compute capability is {capability}, but PyTorch supports only {kinds}"
+    return ""

@@ -94,6 +94,7 @@ class GradientComputer:
     Attributes:
         model: The model on the device, with the weights loaded last.
         has_batch_norm: True if a batch needs two samples or more.
+        pass_records: Number of records of the largest pass of the last gradient.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class GradientComputer:
         self._since = 0
         # Number of reductions of `_most` since the last call of `take_cuts`.
         self._cuts = 0
+        self.pass_records = 0
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Load a model's weights.
@@ -294,10 +296,12 @@ class GradientComputer:
         self, batches: Sequence[Records], local_rate: float, *, seeded: bool = False
     ) -> _Found:
         self.model.clear_gradient()
+        self.pass_records = 0
         totals = []
         with self._local_steps(local_rate) if local_rate else nullcontext(_stay) as step:
             for index, batch in enumerate(batches):
                 for part in self._parts(batch):
+                    self.pass_records = max(self.pass_records, _samples_of(part))
                     if seeded:
                         _seed(self._device, part)
                     totals.append(self._add(index, part))

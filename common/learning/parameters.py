@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -26,20 +26,6 @@ if TYPE_CHECKING:
 # Gradients from this size on are handed over with their memory instead of copied. The copy would
 # take as long as pointing some hundreds of parameters to new memory.
 GIVEN_AWAY = 1 << 20
-
-
-def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Convert a setting to a device. "auto" is the GPU if there is one.
-
-    Raises:
-        UserError: If a GPU is requested and not found.
-    """
-    has_gpu = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UserError(
-            "DOLL_DEVICE: is cuda, but PyTorch finds no GPU on this machine; use auto or cpu"
-        )
-    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
 @dataclass(slots=True)

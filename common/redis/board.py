@@ -10,7 +10,7 @@ slot:
     doll:{job}:triggers:<stream>          its replacement if an entry blocks the first stream
     doll:{job}:leader-status
     doll:{job}:unable:<process>           reason, expires      doll:{job}:unable      process names
-    doll:{job}:alive:<worker>             status and digest of the model's layout, expires
+    doll:{job}:alive:<worker>             status, digest of the model's layout and device, expires
                                                                doll:{job}:workers     worker names
                                           and a channel of this name, which the worker joins
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
@@ -35,10 +35,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from common.core.liveness import STATUSES, Heartbeat
+from common.core.liveness import STATUSES, Device, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.redis.access import TIMEOUT_S, RedisAccess, redis_access
-from common.redis.port import LiveStatus
+from common.redis.port import LiveStatus, devices_in
 from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.logging import Rejections
 from common.wire import messages as wire
@@ -71,9 +71,17 @@ _LONGEST_LEASE = 10
 _TAKEN_ONCE_MS = 60_000
 # Suffix of a heartbeat whose worker also subscribes to the channel of its name.
 _ATTENDS = "+"
-_BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)" % "|".join(STATUSES).encode())
+_BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)(?: (.*))?" % "|".join(STATUSES).encode(), re.DOTALL)
+# Kind, name, bytes of memory, driver and capability.
+_DEVICE = re.compile(rb"(cpu|cuda);([ -:<-~]{1,64});(\d{1,16});([\w.+-]{0,32});(\d{1,3}\.\d{1,3}|)")
+_UNNAMED = re.compile(r"[^ -:<-~]")
 _NOBODY = Heartbeat("")
 _OPEN = RedisAccess()
+
+
+def _device_text(device: Device) -> str:
+    name = _UNNAMED.sub("?", device.name)[:64]
+    return f"{device.kind};{name};{device.memory_bytes};{device.driver};{device.capability}"
 
 
 def open_board(settings: Settings, job: str) -> Board:
@@ -220,14 +228,23 @@ class RedisBoard:
 
     # --- liveness ---------------------------------------------------------------------------------
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+    def beat(
+        self,
+        worker: WorkerId,
+        status: str,
+        ttl_s: float,
+        digest: str = "",
+        device: Device | None = None,
+    ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         key = self._alive(worker)
         if worker not in self._attendances:
             self._attendances[worker] = self._server.attendance(key)
-        attends = self._attendances[worker].keep()
+        text = f"{status} {digest}" + _ATTENDS * self._attendances[worker].keep()
+        if device is not None:
+            text += " " + _device_text(device)
         self._server.ask(
-            ("SET", key, f"{status} {digest}" + _ATTENDS * attends, "PX", _milliseconds(ttl_s)),
+            ("SET", key, text, "PX", _milliseconds(ttl_s)),
             ("SADD", self._keys + "workers", worker),
         )
 
@@ -288,8 +305,20 @@ class RedisBoard:
             expected = f"one of {STATUSES} and a digest"
             self._rejections.reject("status", f"alive is {value[:40]!r}, expected {expected}")
             return _NOBODY
-        status, digest, attends = parsed.groups()
-        return Heartbeat(status.decode(), digest.decode()) if listens or not attends else _NOBODY
+        status, digest, attends, device = parsed.groups()
+        if attends and not listens:
+            return _NOBODY
+        return Heartbeat(status.decode(), digest.decode(), self._read_device(device))
+
+    def _read_device(self, text: bytes | None) -> Device | None:
+        """Return the device in a heartbeat; None if there is none, or if it does not parse."""
+        parsed = None if text is None else _DEVICE.fullmatch(text)
+        if parsed is None:
+            if text is not None:
+                self._rejections.reject("device", f"a heartbeat's device is {text[:80]!r}")
+            return None
+        kind, name, memory_bytes, driver, capability = (each.decode() for each in parsed.groups())
+        return Device(kind, name, int(memory_bytes), driver, capability)
 
     # --- lease ------------------------------------------------------------------------------------
 
@@ -389,7 +418,8 @@ class RedisBoard:
         heartbeats = yield from self.looking_for_workers()
         unable = yield from self._reasons(members)
         statuses = {worker: beat.status for worker, beat in heartbeats.items()}
-        return LiveStatus(bool(leased), self._parsed_leader_status(data), statuses, unable)
+        leader_status, devices = self._parsed_leader_status(data), devices_in(heartbeats)
+        return LiveStatus(bool(leased), leader_status, statuses, unable, devices)
 
     # --- snapshots --------------------------------------------------------------------------------
 

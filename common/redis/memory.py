@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from common.core.liveness import STATUSES, Heartbeat
+from common.core.liveness import STATUSES, Device, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import UnavailableError
 from common.redis.boards import field_of, parsed_record
@@ -299,11 +299,18 @@ class MemoryBoard:
             return None
         return self._rejections.parse("leader status", wire.decode_leader_status, data)
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+    def beat(
+        self,
+        worker: WorkerId,
+        status: str,
+        ttl_s: float,
+        digest: str = "",
+        device: Device | None = None,
+    ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         with self._server.changed:
             until = self._server.clock() + ttl_s
-            self._notices().heartbeats[worker] = Heartbeat(status, digest), until
+            self._notices().heartbeats[worker] = Heartbeat(status, digest, device), until
             self._workers.add(worker)
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:

@@ -13,7 +13,7 @@ from common.errors import OutsideError
 
 if TYPE_CHECKING:
     from common.core.job_placement import JobDemand, WorkerPlacement
-    from common.core.liveness import Heartbeat
+    from common.core.liveness import Device, Heartbeat
     from common.core.messages import (
         LeaderStatus,
         ModelId,
@@ -34,6 +34,13 @@ class LiveStatus(NamedTuple):
     statuses: Mapping[WorkerId, str]
     # Reasons why processes cannot do their part of the job, by process name.
     unable: Mapping[str, str]
+    # Devices of workers that report one.
+    devices: Mapping[WorkerId, Device] = {}
+
+
+def devices_in(heartbeats: Mapping[WorkerId, Heartbeat]) -> dict[WorkerId, Device]:
+    """Return the devices of workers that report one."""
+    return {worker: beat.device for worker, beat in heartbeats.items() if beat.device is not None}
 
 
 class Board(Protocol):
@@ -64,7 +71,14 @@ class Board(Protocol):
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status; None if it does not exist."""
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+    def beat(
+        self,
+        worker: WorkerId,
+        status: str,
+        ttl_s: float,
+        digest: str = "",
+        device: Device | None = None,
+    ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `liveness.Heartbeat`.
 
         If the board is closed or its process dies, its heartbeats end as soon as the server
@@ -157,8 +171,14 @@ class LeaderBoard(Board, Protocol):
 def live_status(board: Board) -> LiveStatus | Exception:
     """Read one board's live status, or return the error."""
     try:
-        statuses = {worker: beat.status for worker, beat in board.heartbeats().items()}
-        return LiveStatus(board.is_leased(), board.get_leader_status(), statuses, board.unable())
+        beats = board.heartbeats()
+        return LiveStatus(
+            board.is_leased(),
+            board.get_leader_status(),
+            {worker: beat.status for worker, beat in beats.items()},
+            board.unable(),
+            devices_in(beats),
+        )
     except OutsideError as error:
         return error
 

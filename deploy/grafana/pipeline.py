@@ -7,6 +7,11 @@ from deploy.grafana.queries import lately, newest, per_s, quantile, selected, to
 
 _STRANGE_FROM_1: Steps = {None: "green", 1: "orange"}
 
+
+def _memory(kind: str) -> str:
+    return selected("doll_worker_device_memory_bytes", f'kind="{kind}"')
+
+
 PIPELINE = Dashboard(
     "pipeline",
     "From records in Kafka to updates of the model: throughput, delays and losses.",
@@ -155,6 +160,18 @@ PIPELINE = Dashboard(
         " fewer workers.",
         Query(newest("doll_workers_busy_ratio"), "busy"),
         unit="percentunit",
+    ),
+    Lines(
+        "Devices of workers",
+        "Workers by the device on which they compute, and the largest share of a device's memory in"
+        " use. Normal: one kind of device. If some workers compute on the CPU: alert"
+        " DollWorkerWithoutGpu. A share near 100 % does no harm while no gradients are cut.",
+        Query(total("doll_worker_device_info", "device"), "{{device}}"),
+        Query(
+            f"max by (job_name) ({_memory('used')} / ignoring (kind) {_memory('total')})",
+            "memory used",
+        ),
+        Query(lately("doll_gradients_cut_total"), "gradients cut (5 min)"),
     ),
     Lines(
         "Members of the group",

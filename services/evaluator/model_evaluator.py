@@ -13,10 +13,11 @@ from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
+from common.learning.devices import resolve_device
 from common.learning.evaluate import per_record
-from common.learning.parameters import FlatModel, resolve_device
+from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, fit_base, task_of
-from common.telemetry.logging import Changes, EventLogger
+from common.telemetry.logging import Changes, EventLogger, event_logger
 from services.evaluator.drift import errors_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.kafka.port import Bounds, Log, SchemaRegistry
 
+_log = event_logger(__name__)
 # Records per forward pass; limits the memory.
 AT_ONCE = 256
 # Time limit for one span.
@@ -56,7 +58,7 @@ class ModelEvaluator:
 
     def __init__(self, spec: JobSpec, settings: Settings) -> None:
         self._task, self._seed = task_of(spec, settings.tasks), spec.seed
-        device = resolve_device(settings.device)
+        device = resolve_device(settings.device, _log.warning)
         self._model = FlatModel(build_model(self._task, spec.seed).to(device))
 
     def load(self, snapshot: bytes, read_base: Callable[[str], bytes]) -> None:

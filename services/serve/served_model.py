@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.errors import UnavailableError
+from common.learning.devices import resolve_device
 from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
 from common.learning.outputs import check_outputs, guest
-from common.learning.parameters import FlatModel, resolve_device
+from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, fit_base, task_of
+from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from common.jobs.models import VersionSelector
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Kind
+
+
+_log = event_logger(__name__)
 
 
 class Version(NamedTuple):
@@ -65,7 +70,7 @@ class ServedModel:
     def __init__(self, spec: JobSpec, settings: Settings, alias: VersionSelector) -> None:
         self.alias = alias
         self._task, self._seed = task_of(spec, settings.tasks), spec.seed
-        self._device = resolve_device(settings.device)
+        self._device = resolve_device(settings.device, _log.warning)
         self._current, self._spare = (
             _Buffer(FlatModel(build_model(self._task, spec.seed).to(self._device)))
             for _ in range(2)

@@ -22,6 +22,7 @@ from common.notices.ec2 import open_notices
 from common.runtime import fork_server
 from common.runtime.service import run
 from common.telemetry.metrics.registry import ProcessMetrics
+from common.telemetry.metrics.worker import lost_gpus
 from common.telemetry.outages import Outage
 from services.worker.gpus import find_slots
 from services.worker.notices import NoticeWatch
@@ -74,7 +75,7 @@ def _work(only: str, process: ServiceProcess) -> None:
     boards, job_store = open_boards(settings), JobStore(log)
     roster = boards.roster()
     gpus = [gpu.uuid for gpu in found] or [""]
-    slots = dict[Slot, JobSelector]()
+    slots, lost = dict[Slot, JobSelector](), lost_gpus(metrics)
     for number, gpu in enumerate(gpus):
         name = process.name if len(gpus) == 1 else f"{process.name}.{number}"
         selector = JobSelector(
@@ -83,7 +84,8 @@ def _work(only: str, process: ServiceProcess) -> None:
             # All slots select in one thread, so one wait is enough.
             waits=not slots,
         )
-        slot = Slot(name, gpu, selector, log, boards, process)
+        count = lost.labels(gpu).inc if gpu else int
+        slot = Slot(name, gpu, selector, log, boards, process, count)
         metrics.include(slot.metrics)
         process.watchdogs.watch(slot)
         slots[slot] = selector

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from common.errors import UserError
-from common.learning.gpus import Gpu, NvmlError, NvmlMissingError, read_machine, supported
+from common.learning.gpus import (
+    Gpu,
+    NvmlError,
+    NvmlMissingError,
+    TorchBuild,
+    read_gpus,
+    refusal,
+    supported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from common.config.settings import Settings
-    from common.learning.gpus import Machine, Nvml, PhysicalGpu
+    from common.learning.gpus import GpuInventory, Nvml, PhysicalGpu
     from common.telemetry.logging import EventLogger
 
 __all__ = ["Gpu", "TorchBuild", "find_slots", "supported"]
 
 _LIST = "DOLL_GPUS: names GPUs, but {}; use all or none"
-
-
-class TorchBuild(NamedTuple):
-    """GPUs for which the installed PyTorch was built."""
-
-    # Result of `torch.cuda.get_arch_list()`.
-    architectures: Sequence[str]
-    # Value of `torch.version.cuda`, such as "13.0". None for a build without CUDA.
-    cuda: str | None
 
 
 def find_slots(
@@ -43,7 +42,7 @@ def find_slots(
         environment: Its CUDA_VISIBLE_DEVICES limits `all`.
         logger: Logs why a GPU is not used.
         build: Says what the installed PyTorch supports. It is called only if there are GPUs.
-        nvml: See `read_machine`.
+        nvml: See `read_gpus`.
 
     Raises:
         UserError: If DOLL_GPUS names a GPU that does not exist or cannot be used.
@@ -52,7 +51,7 @@ def find_slots(
         return ()
     named = settings.gpus != "all"
     try:
-        machine = read_machine(nvml)
+        inventory = read_gpus(nvml)
     except NvmlMissingError as error:
         if named:
             raise UserError(_LIST.format("no NVIDIA driver is installed")) from error
@@ -63,16 +62,21 @@ def find_slots(
         logger.warning("gpus_unusable", reason=str(error))
         return ()
     if named:
-        found = tuple(_named(settings.gpus.split(","), machine.gpus))
+        found = tuple(_named(settings.gpus.split(","), inventory.gpus))
     else:
-        found = _visible(environment.get("CUDA_VISIBLE_DEVICES"), machine.gpus, logger)
+        found = _visible(environment.get("CUDA_VISIBLE_DEVICES"), inventory.gpus, logger)
     if not found:
         return ()
-    return tuple(_usable(found, machine, build(), named=named, logger=logger))
+    return tuple(_usable(found, inventory, build(), named=named, logger=logger))
 
 
 def _usable(
-    gpus: Iterable[Gpu], machine: Machine, torch: TorchBuild, *, named: bool, logger: EventLogger
+    gpus: Iterable[Gpu],
+    inventory: GpuInventory,
+    torch: TorchBuild,
+    *,
+    named: bool,
+    logger: EventLogger,
 ) -> Iterator[Gpu]:
     """Yield the GPUs that the installed PyTorch can use.
 
@@ -80,27 +84,13 @@ def _usable(
         UserError: If it cannot use a GPU that is `named`.
     """
     for gpu in gpus:
-        reason = _refusal(gpu, machine, torch)
+        reason = refusal(gpu.capability, torch, inventory)
         if not reason:
             yield gpu
         elif named:
             raise UserError(f"DOLL_GPUS: {gpu.name} ({gpu.uuid}) cannot be used: {reason}")
         else:
             logger.warning("gpu_unusable", uuid=gpu.uuid, gpu=gpu.name, reason=reason)
-
-
-def _refusal(gpu: Gpu, machine: Machine, torch: TorchBuild) -> str:
-    """Return why the installed PyTorch cannot use a GPU, or ""."""
-    if torch.cuda is None:
-        return "the installed PyTorch is built without CUDA"
-    # CUDA has binary compatibility within a major version.
-    if machine.cuda[0] < int(torch.cuda.partition(".")[0]):
-        has = ".".join(map(str, machine.cuda))
-        return f"driver {gpu.driver} supports CUDA {has}, but PyTorch needs CUDA {torch.cuda}"
-    if not supported(gpu.capability, torch.architectures):
-        kinds = ", ".join(torch.architectures)
-        return f"its compute capability is {gpu.capability}, but PyTorch supports only {kinds}"
-    return ""
 
 
 def _named(names: Sequence[str], gpus: Sequence[PhysicalGpu]) -> dict[Gpu, None]:

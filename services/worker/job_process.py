@@ -132,7 +132,8 @@ class _Link:
 def _work_for(link: _Link, begin: Begin, process: ServiceProcess) -> None:
     job, settings = link.job, process.settings
     torch.set_num_threads(settings.threads or 1)
-    settings = settings.model_copy(update={"device": "cuda" if begin.gpu else "cpu"})
+    # The GPU of the slot must be usable.
+    settings = settings.model_copy(update={"gpus": begin.gpu or "none"})
     watchdog = process.watchdogs.begin("the main loop")
     with ExitStack() as stack:
         tracer = open_tracer(settings, process.service, process.name)

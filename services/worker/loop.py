@@ -6,7 +6,7 @@ import threading
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import UNSET
 
@@ -19,9 +19,9 @@ from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
+from common.learning.devices import device_of, resolve_device, used_bytes
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
-from common.learning.parameters import resolve_device
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
@@ -69,6 +69,9 @@ GRADIENT_STILL_S = 300.0
 # Limit of decoded batches in memory; further batches are read back from Kafka. About 4K batches of
 # images fit.
 CACHE_MIB = 256
+
+# Devices for values of DOLL_GPUS; a list requires a GPU.
+_DEVICES: dict[str, Literal["auto", "cpu", "cuda"]] = {"all": "auto", "none": "cpu"}
 
 
 class Observers(NamedTuple):
@@ -122,10 +125,14 @@ class JobWorker:
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
         store = CheckpointStore(open_blobs(settings), job.id) if settings.blobs else None
+        # The process sees at most one GPU, because a worker with several starts one for each.
+        name = _DEVICES.get(settings.gpus, "cuda")
+        device = resolve_device(name, self._log.warning)
+        self._device = device_of(device)
         computer = GradientComputer(
             task,
             build_model(task, spec.seed),
-            resolve_device(settings.device),
+            device,
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
@@ -157,6 +164,7 @@ class JobWorker:
         )
         with ExitStack() as undo:
             self._measures = measures = WorkerMetrics(spec.streams)
+            measures.measure_device(self._device, partial(used_bytes, device))
             observers.metrics.count_faults(spec.name)
             observers.metrics.follow(spec.name, measures)
             undo.callback(observers.metrics.forget, measures)
@@ -170,7 +178,7 @@ class JobWorker:
                 machine,
                 reader,
                 claims,
-                WorkerBoard(worker, board, layout, base, self._log),
+                WorkerBoard(worker, board, layout, base, self._log, device=self._device),
                 gate=SchemaGate(schemas),
                 codec=codec,
                 cache=cache,
@@ -254,7 +262,14 @@ class JobWorker:
             UnknownTopicError: If the job's control topic does not exist any more.
             OutsideError: If an announcement was refused, or the group rejects this member.
         """
-        self._log.info("worker_joins")
+        kind, name, memory_bytes, driver, capability = self._device
+        self._log.info(
+            "worker_joins",
+            device=name,
+            kind=kind,
+            memory_mib=memory_bytes >> 20,
+            **({"driver": driver, "capability": capability} if driver else {}),
+        )
         with ExitStack() as closing:
             closing.callback(self._observers.metrics.forget, self._measures)
             closing.callback(self._close_groups)

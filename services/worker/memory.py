@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
-from pathlib import Path
 
 from common.errors import UserError
+from common.learning.host import memory_bytes
 
 # Parameters of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 # Freed memory that the process keeps at the top of its heap.
 KEPT_BYTES = 1 << 30
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
 # Torch reads this at its first allocation.
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 # Numbers that a member holds for each number of the model: the trainer's weights, the module's
@@ -95,11 +93,7 @@ def group_bytes() -> int:
 
     The rest is for torch, batches and the system. In a container, its limit counts instead.
     """
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # There is no cgroup, or its limit is "max".
-    with suppress(OSError, ValueError):
-        machine = min(machine, int(_CGROUP.read_text()))
-    return machine >> 1
+    return memory_bytes() >> 1
 
 
 def _check_fits(needed: int, allowed: int) -> None:

@@ -45,7 +45,7 @@ from services.worker.channel import (
 from services.worker.member_name import await_member_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from common.core.messages import WorkerId
     from common.jobs.store import JobRecord
@@ -248,6 +248,7 @@ class Slot:
         log: Kafka.
         boards: Redis.
         process: This process.
+        count_loss: Counts a loss of the GPU.
     """
 
     def __init__(
@@ -258,7 +259,9 @@ class Slot:
         log: Log,
         boards: Boards,
         process: ServiceProcess,
+        count_loss: Callable[[], object],
     ) -> None:
+        self._count_loss = count_loss
         self._name = name
         self._gpu = gpu
         self._selector = selector
@@ -314,6 +317,8 @@ class Slot:
             failure = failure_of(error)
         if failure is None:
             return
+        if failure.lost:
+            self._count_loss()
         if failure.lost and self._is_second_loss(failure.lost):
             self.gave_up = (
                 f"GPU {self._gpu} failed twice within {AGAIN_LOST_S / 60:.0f} minutes, on different"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import redis
 
-from common.core.liveness import Heartbeat
+from common.core.liveness import Device, Heartbeat
 from common.core.messages import (
     Assignment,
     Batch,
@@ -30,6 +30,7 @@ from common.errors import UnavailableError
 from common.redis.access import RedisAccess
 from common.redis.exchange import RedisLeaderBoard
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.redis.port import LiveStatus, live_status
 from common.redis.server import RedisServer, connect
 from common.wire import messages as wire
 from tests.contract.board_fixtures import (
@@ -323,6 +324,48 @@ def test_heartbeat_carries_the_status_of_a_worker(board: LeaderBoard) -> None:
     board.beat(WORKER, "leaving", LONG_S * 10, "0123456789abcdef")
     assert statuses(board) == {WORKER: "leaving"}
     assert board.heartbeats() == {WORKER: Heartbeat("leaving", "0123456789abcdef")}
+
+
+def test_heartbeat_carries_the_device_of_a_worker(server: Server) -> None:
+    gpu = Device("cuda", "NVIDIA A100-SXM4-40GB", 40 << 30, "580.65.06", "8.0")
+    cpu = Device("cpu", "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", 16 << 30)
+    board, seen = server.board(), server.board()
+    board.beat(WORKER, "alive", LONG_S * 10, "0123456789abcdef", gpu)
+    board.beat(OTHER, "alive", LONG_S * 10, "", cpu)
+    assert seen.heartbeats() == {
+        WORKER: Heartbeat("alive", "0123456789abcdef", gpu),
+        OTHER: Heartbeat("alive", "", cpu),
+    }
+    status = live_status(seen)
+    assert isinstance(status, LiveStatus)
+    assert status.devices == {WORKER: gpu, OTHER: cpu}
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        (b"", None),
+        (b" cpu;x", None),
+        (b" cuda;" + 65 * b"x" + b";1;;", None),
+        (b" cuda;\xff\n;1;;", None),
+        (b" cpu;x;12345678901234567;;", None),
+        (b" cpu;x;12;;", Device("cpu", "x", 12)),
+    ],
+)
+def test_heartbeat_with_unknown_device_counts_without_it(
+    embedded_redis: EmbeddedRedis, text: bytes, device: Device | None
+) -> None:
+    board = RedisLeaderBoard(embedded_redis.url, "unknown-device")
+    board.beat(WORKER, "alive", LONG_S * 10)
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        client.set("doll:{unknown-device}:alive:w1", b"alive 0123456789abcdef" + text)
+    assert board.heartbeats() == {WORKER: Heartbeat("alive", "0123456789abcdef", device)}
+
+
+def test_odd_name_of_a_device_is_readable(embedded_redis: EmbeddedRedis) -> None:
+    board = RedisLeaderBoard(embedded_redis.url, "odd-device")
+    board.beat(WORKER, "alive", LONG_S * 10, "", Device("cpu", "a;b\n\u00e9" + 70 * "x", 0))
+    assert board.heartbeats()[WORKER].device == Device("cpu", "a?b??" + 59 * "x", 0)
 
 
 def test_closed_board_removes_its_heartbeats(server: Server) -> None:

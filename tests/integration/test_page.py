@@ -491,6 +491,12 @@ def test_missing_job_is_described_in_a_plain_sentence(site: Site) -> None:
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
 
 
+def test_workers_are_listed_with_their_devices(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    gpus = page.locator("table.workers td[title='compute capability 8.9, driver 580.65.06']")
+    expect(gpus.first).to_have_text("NVIDIA L4, 24 GiB")
+
+
 @SEEN
 def test_page_without_jobs_shows_how_to_submit_one(empty_site: Site) -> None:
     page = empty_site.open()

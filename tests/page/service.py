@@ -19,7 +19,7 @@ import uvicorn
 
 from common.api.keys import KeyStore
 from common.config.settings import Settings
-from common.core.liveness import TURN
+from common.core.liveness import TURN, Device
 from common.core.messages import AuditRecord, ModelId, Synchrony, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # Records of each partition: more than any made-up lag.
 _RECORDS = 200_000_000
+# The device of some workers; others do not report any.
+GPU = Device("cuda", "NVIDIA L4", 24 << 30, "580.65.06", "8.9")
 _FOREVER_S = 1e9
 _PATIENCE_S = 15.0
 
@@ -182,8 +184,9 @@ class PageService:
         board = self._board(name)
         board.hold_lease("c1", _FOREVER_S)
         board.put_leader_status(leader_status_of(world, world.lags[-1][1], self._ends))
-        for worker, status in world.statuses.items():
-            board.beat(WorkerId(worker), status, _FOREVER_S)
+        for index, (worker, status) in enumerate(world.statuses.items()):
+            device = GPU if index % 2 else None
+            board.beat(WorkerId(worker), status, _FOREVER_S, "", device)
 
     def _remember(self, name: str, world: World) -> None:
         """Give the service the lags from before it ran, because no topic has them."""

@@ -12,9 +12,9 @@ from common.telemetry.metrics.api import ApiMetrics
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.evaluator import EvaluatorMetrics, TrackerMetrics
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.telemetry.metrics.registry import ProcessMetrics
+from common.telemetry.metrics.registry import MetricSet, ProcessMetrics
 from common.telemetry.metrics.serve import ServeMetrics
-from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.metrics.worker import WorkerMetrics, lost_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +50,9 @@ def sections() -> dict[str, tuple[Declared, ...]]:
     """Return all metrics, by the processes that report them."""
     every = tuple(_declared(ProcessMetrics("doll").registry))
     admin = ApiMetrics(lambda: 0, tuple, dict).registry
+    lost_gpus(of_worker := MetricSet())
     others = {
-        "Workers": _of_jobs(WorkerMetrics(()).registry),
+        "Workers": (*_of_jobs(WorkerMetrics(()).registry), *_declared(of_worker.registry)),
         "Coordinators": _of_jobs(CoordinatorMetrics().registry),
         "Provisioners": _of_jobs(ProvisionerMetrics().registry),
         "Evaluators": _of_jobs(EvaluatorMetrics(()).registry, TrackerMetrics().registry),

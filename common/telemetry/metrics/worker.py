@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from common.core.messages import FailedReason
 from common.telemetry.metrics.registry import MetricSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import Counter
+
+    from common.core.liveness import Device
 
 STAGES = ("indicator", "fetch", "gradient", "push")
 
@@ -81,6 +88,23 @@ class WorkerMetrics(MetricSet):
             "Total number of times that the computation of a gradient ran out of memory and was"
             " repeated in smaller parts.",
         )
+        self.pass_records = self.gauge(
+            "doll_worker_pass_records",
+            "Number of records in the largest pass (forward and backward) of the worker's last"
+            " gradient. It falls when memory does not suffice for a whole batch.",
+        )
+        self.device_info = self.gauge(
+            "doll_worker_device_info",
+            "Always 1. The labels describe the device on which the worker computes: its name, its"
+            " kind (`cpu` or `cuda`), and a GPU's driver version and compute capability.",
+            ["device", "kind", "driver", "capability"],
+        )
+        self.device_memory_bytes = self.gauge(
+            "doll_worker_device_memory_bytes",
+            "Memory of the worker's device, in bytes: `total`, and `used` by all processes. Of the"
+            " CPU: the memory that the worker may use, and that its process uses.",
+            ["kind"],
+        )
         self.copied_bytes = counter(
             "doll_group_copied_bytes_total",
             "Total number of bytes of weights and optimizer state that the worker copied from"
@@ -105,3 +129,25 @@ class WorkerMetrics(MetricSet):
         ):
             for value in values:
                 metric.labels(value)
+
+    def measure_device(self, device: Device, used_bytes: Callable[[], float]) -> None:
+        """Expose the device on which the worker computes.
+
+        Args:
+            device: The device.
+            used_bytes: Returns its used memory, at each scrape.
+        """
+        labels = device.name, device.kind, device.driver, device.capability
+        self.device_info.labels(*labels).set(1)
+        self.device_memory_bytes.labels("total").set(device.memory_bytes)
+        self.device_memory_bytes.labels("used").set_function(used_bytes)
+
+
+def lost_gpus(metrics: MetricSet) -> Counter:
+    """Declare the number of lost GPUs, by UUID, as a metric of a worker's process."""
+    return metrics.counter(
+        "doll_worker_gpu_lost_total",
+        "Total number of times that the worker could not use one of its GPUs any more, because a"
+        " CUDA call failed, by the GPU's UUID.",
+        ["gpu"],
+    )

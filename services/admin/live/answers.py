@@ -202,6 +202,7 @@ def workers_answer(job: JobProgress, ledger: FleetLedger, now: float) -> Workers
         fields: dict[str, object] = {"name": name, "status": _status(name, look.statuses)}
         fields["samples"] = samples[name]
         fields["left_out"] = other_model.get(WorkerId(name))
+        fields["device"] = look.devices.get(name)
         if group:
             left_out = fields["left_out"] or group.left_out.get(WorkerId(name))
             fields |= {"member": name in group.members, "left_out": left_out}

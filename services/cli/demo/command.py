@@ -117,7 +117,7 @@ def demo(
         old.unlink()
     with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
         # Several workers share this machine, and the model is small.
-        settings = stack.settings.model_copy(update={"device": "cpu"})
+        settings = stack.settings.model_copy(update={"device": "cpu", "gpus": "none"})
         if provision:
             shutil.rmtree(out / _MACHINES, ignore_errors=True)
             (out / _MARKET).write_bytes(plan.market())

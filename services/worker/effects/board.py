@@ -15,6 +15,7 @@ from common.telemetry.outages import Outage, OutageNotifier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.liveness import Device
     from common.core.messages import LeaderStatus, WorkerId
     from common.learning.checkpoint import Layout
     from common.redis.port import Board
@@ -45,6 +46,7 @@ class WorkerBoard:
         base: Digest of its frozen tensors.
         logger: Bound to the job and the worker.
         clock: Monotonic time in seconds.
+        device: The device on which this worker computes. Optional. If unset, none is reported.
     """
 
     def __init__(
@@ -55,7 +57,10 @@ class WorkerBoard:
         base: str,
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
+        *,
+        device: Device | None = None,
     ) -> None:
+        self._device = device
         self._worker = worker
         self._board = board
         self._layout = layout
@@ -72,7 +77,7 @@ class WorkerBoard:
     def beat(self, status: str) -> None:
         """Send a heartbeat."""
         try:
-            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest)
+            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest, self._device)
             # Redis may answer reads and refuse writes.
             self._outage.quiet()
         except UnavailableError as error:

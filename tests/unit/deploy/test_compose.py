@@ -191,13 +191,15 @@ def test_scaled_services_publish_no_ports_and_have_no_volumes(name: str) -> None
     assert int(SERVICES[name]["deploy"]["replicas"]) >= 1
 
 
-def test_gpu_worker_needs_a_profile_and_reserves_a_device() -> None:
+def test_one_gpu_worker_needs_a_profile_and_has_all_devices() -> None:
     assert {name for name in NAMES if "profiles" in SERVICES[name]} == {"serve", "worker-gpu"}
     worker = SERVICES["worker-gpu"]
     assert worker["profiles"] == ["gpu"]
     [device] = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
-    assert compose.environment_of(worker)["DOLL_DEVICE"] == "cuda"
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert compose.environment_of(worker)["DOLL_GPUS"] == "all"
+    assert worker["deploy"]["replicas"] == 1
+    assert compose.environment_of(SERVICES["worker"])["DOLL_GPUS"] == "none"
 
 
 def test_only_services_that_read_checkpoints_get_the_storage_key() -> None:

@@ -362,7 +362,7 @@ def test_gpu_worker_has_one_gpu_and_uses_it() -> None:
     objects = made("gpu")
     container = container_of(pods(objects)["doll-worker"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert environment_of(objects, container)["DOLL_DEVICE"] == "cuda"
+    assert environment_of(objects, container)["DOLL_GPUS"] == "0"
     assert container["image"].endswith("-cuda")
 
 

@@ -20,7 +20,7 @@ from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer
 from common.learning.models import RunningNorm
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import has_batch_norm, resolve_device
+from common.learning.parameters import has_batch_norm
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -477,22 +477,12 @@ def test_autocast_gradient_is_close_and_in_float32() -> None:
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
-def test_missing_gpu_is_a_user_error_and_auto_falls_back_to_cpu() -> None:
-    assert resolve_device("cpu") == CPU
-    if torch.cuda.is_available():
-        assert resolve_device("auto").type == resolve_device("cuda").type == "cuda"
-    else:
-        assert resolve_device("auto") == CPU
-        with pytest.raises(UserError, match="is cuda"):
-            resolve_device("cuda")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_gradient_is_close_to_the_cpu_and_reproducible() -> None:
     task = image_task()
     batches = [images(1, 64), images(2, 32)]
     on_cpu = GradientComputer(task, build_model(task, seed=0), CPU).compute(batches)
-    gpu = GradientComputer(task, build_model(task, seed=0), resolve_device("cuda"))
+    gpu = GradientComputer(task, build_model(task, seed=0), torch.device("cuda", 0))
     first, second = gpu.compute(batches), gpu.compute(batches)
     assert np.allclose(first.vector, on_cpu.vector, rtol=1e-2, atol=1e-2)
     assert np.array_equal(first.vector, second.vector)

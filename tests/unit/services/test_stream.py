@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from common.core.liveness import Device
     from common.kafka.port import SchemaRegistry
 
 JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
@@ -57,7 +58,14 @@ class FullBoard(MemoryBoard):
 
     full = False
 
-    def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
+    def beat(
+        self,
+        worker: WorkerId,
+        status: str,
+        ttl_s: float,
+        digest: str = "",
+        device: Device | None = None,
+    ) -> None:
         """Write a heartbeat while there is memory.
 
         Raises:
@@ -65,7 +73,7 @@ class FullBoard(MemoryBoard):
         """
         if self.full:
             raise UnavailableError("Redis refused SET")
-        super().beat(worker, status, ttl_s, digest)
+        super().beat(worker, status, ttl_s, digest, device)
 
 
 class WatchedLog(MemoryLog):

@@ -7,8 +7,10 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from common.config.settings import Settings
+from common.core.liveness import Heartbeat
 from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
 from common.core.spans import Assigned, Partition
 from common.errors import (
@@ -23,8 +25,9 @@ from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.kafka.port import Bounds, NewTopic
+from common.learning.devices import device_of
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.telemetry.logging import event_logger
+from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from doll.yaml_file import as_json
@@ -160,6 +163,38 @@ def bench() -> Bench:
 def test_leaving_worker_leaves_no_threads_members_or_metrics(bench: Bench) -> None:
     bench.produce()
     bench.run(count=20)
+    assert bench.is_clean()
+
+
+def test_worker_reports_its_device_when_it_joins_in_heartbeats_and_metrics(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bench.produce()
+    seen, cpu = list[tuple[Heartbeat, float | None]](), device_of(torch.device("cpu"))
+    value = bench.metrics.registry.get_sample_value
+
+    def look() -> JobSpec | None:
+        for beat in bench.board.heartbeats().values():
+            labels = {"job_name": NAME, "kind": "total"}
+            seen.append((beat, value("doll_worker_device_memory_bytes", labels)))
+        return None if seen else spec
+
+    spec = job()
+    bench.worker(spec).run(look)
+    assert [(beat.device, total) for beat, total in seen] == [(cpu, cpu.memory_bytes)]
+    [joins] = [r for r in caplog.records if r.getMessage() == "worker_joins"]
+    fields = fields_of(joins)
+    assert (fields["device"], fields["kind"]) == (cpu.name, "cpu")
+    assert fields["memory_mib"] == cpu.memory_bytes >> 20
+
+
+def test_worker_that_requires_a_gpu_does_not_compute_on_the_cpu(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="requires a GPU"):
+        bench.worker(settings=SETTINGS.model_copy(update={"gpus": "0"}))
     assert bench.is_clean()
 
 

@@ -129,8 +129,8 @@ spec:
             {{- with .tier }}
             - {name: DOLL_TIER, value: {{ . }}}
             {{- end }}
-            {{- with .values.device }}
-            - {name: DOLL_DEVICE, value: {{ . }}}
+            {{- with .values.gpus }}
+            - {name: DOLL_GPUS, value: {{ . | quote }}}
             {{- end }}
             {{- if eq .image "worker" }}
             # By default torch uses a thread per core of the node, and would be throttled to the limit.

@@ -24,7 +24,7 @@ export function workersTable(workers) {
       h("p", { class: "quiet" }, "This job has no workers. Start one on a machine of yours with ", h("code", {}, "doll worker"), "."),
     ];
   }
-  const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Since", "Records, last 10 s"];
+  const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Device", "Since", "Records, last 10 s"];
   const rows = [...workers].sort(bySlot).map((worker) =>
     h(
       "tr",
@@ -35,6 +35,7 @@ export function workersTable(workers) {
       h("td", { class: "number" }, worker.slot ?? UNKNOWN),
       h("td", {}, worker.pool ?? UNKNOWN),
       h("td", {}, worker.machine ?? UNKNOWN),
+      h("td", { title: driver(worker.device) }, device(worker.device)),
       h("td", {}, clock(worker.since_s)),
       h("td", { class: "number" }, short(worker.samples)),
     ),
@@ -42,6 +43,18 @@ export function workersTable(workers) {
   const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
   const table = h("table", { class: "workers" }, head, h("tbody", {}, rows));
   return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, table)];
+}
+
+/** Name and memory of a device. @param {object | null} found @returns {string} */
+function device(found) {
+  if (found == null) return UNKNOWN;
+  return found.memory_bytes ? `${found.name}, ${short(found.memory_bytes / 2 ** 30)} GiB` : found.name;
+}
+
+/** Driver and capability of a GPU. @param {object | null} found @returns {string} */
+function driver(found) {
+  if (found?.kind !== "cuda") return "";
+  return `compute capability ${found.capability}, driver ${found.driver || "unknown"}`;
 }
 
 /** Role in the group that adds gradients up, if there is one. @param {object} worker @returns {string} */

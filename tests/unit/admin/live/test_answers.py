@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from common.api.jobs import progress_answer
 from common.core.history import History
+from common.core.liveness import Device
 from common.core.messages import (
     AuditRecord,
     Lead,
@@ -242,6 +243,15 @@ def test_workers_are_not_shown_as_silent_while_redis_is_unavailable() -> None:
     view.look(JobObservation(2.0, board_away="connection refused"))
     assert workers_answer(view, FleetLedger(), 2.0).board_away == "connection refused"
     assert progress_answer(view, 2.0).led is None
+
+
+def test_workers_are_shown_with_the_devices_that_they_report() -> None:
+    view = JobProgress(job())
+    gpu = Device("cuda", "NVIDIA L4", 24 << 30, "580.65.06", "8.9")
+    statuses = {"w1": "alive", "w2": "alive"}
+    view.look(JobObservation(1.0, statuses, None, led=True, devices={"w1": gpu}))
+    found = workers_answer(view, FleetLedger(), 1.0).workers
+    assert [each.device and each.device.model_dump() for each in found] == [gpu._asdict(), None]
 
 
 def test_stopped_job_shows_its_reason() -> None:
