@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.telemetry.metrics.__main__ import Declared, sections
-from common.telemetry.metrics.registry import MetricSet, ProcessMetrics
+from common.telemetry.metrics.registry import Family, MetricSet, ProcessMetrics
 
 DECLARED = [(title, metric) for title, metrics in sections().items() for metric in metrics]
 UNITS = "batches|bytes|hour|members|ratio|records|seconds|second|update|usd|versions|workers"
@@ -88,3 +89,39 @@ def test_supervised_job_counts_from_zero_until_it_ends() -> None:
         assert value("doll_job_faults_total", {"job_name": "digits", "kind": kind}) == 0
     process.unsupervise("digits")
     assert "digits" not in process.exposed().decode()
+
+
+def test_scrape_adds_up_a_process_and_its_children() -> None:
+    # parent   cpu 1 s
+    # child    cpu 2 s   records 3   outage of Redis 5 s
+    # child              records 4   outage of Redis 2 s
+    metrics, children = ProcessMetrics("worker"), [ProcessMetrics("worker") for _ in range(2)]
+    for child, records, outage_s in zip(children, (3, 4), (5.0, 2.0), strict=True):
+        of_job = MetricSet()
+        of_job.counter("doll_records_total", "Records.").inc(records)
+        of_job.gauge("doll_outage_of_test_seconds", "Outage.").set(outage_s)
+        of_job.histogram("doll_gradient_seconds", "Gradient.", buckets=(1.0,)).observe(0.5)
+        child.follow("digits", of_job)
+        metrics.include(child.packed)
+    text = metrics.exposed().decode()
+
+    assert 'doll_records_total{job_name="digits"} 7.0' in text
+    assert 'doll_outage_of_test_seconds{job_name="digits"} 5.0' in text
+    assert 'doll_gradient_seconds_bucket{job_name="digits",le="1.0"} 2.0' in text
+    assert text.count("# TYPE doll_records_total counter") == 1
+    assert 'doll_build_info{service="worker",version="' in text
+    assert text.count("doll_build_info{") == 1
+    assert re.search(r"^doll_build_info\{.*\} 1\.0$", text, re.MULTILINE)
+
+
+def test_metrics_survive_the_way_to_another_process() -> None:
+    metrics, of_job = ProcessMetrics("worker"), MetricSet()
+    of_job.gauge("doll_not_a_number", "No number.").set(float("nan"))
+    of_job.gauge("doll_number", "Number.").set(1.5)
+    metrics.follow("digits", of_job)
+    data = msgspec.json.encode(metrics.packed())
+    found = msgspec.json.decode(data, type=tuple[Family, ...])
+
+    values = {each.name: [sample.value for sample in each.samples] for each in found}
+    assert values["doll_not_a_number"] == [None]
+    assert values["doll_number"] == [1.5]
