@@ -98,6 +98,7 @@ class JobWorker:
         TaskMissingError: If this process does not have the task.
         UserError: If the task refuses its options, returns no model or does not fit the records, or
             if the device does not exist. Everything is closed in any case.
+        UnavailableError: If the job's `init` has no effect yet, or storage cannot say.
     """
 
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
@@ -122,6 +123,8 @@ class JobWorker:
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
         store = CheckpointStore(open_blobs(settings), job.id) if settings.blobs else None
+        if spec.init is not None and store is not None and not store.init():
+            raise UnavailableError("no coordinator has stored the weights of the job's `init` yet")
         computer = GradientComputer(
             task,
             build_model(task, spec.seed),
