@@ -101,6 +101,7 @@ class JobWorker:
         TaskMissingError: If this process does not have the task.
         UserError: If the task refuses its options, returns no model or does not fit the records, or
             if the device does not exist. Everything is closed in any case.
+        UnavailableError: If the job's `init` has no effect yet, or storage cannot say.
     """
 
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
@@ -129,6 +130,8 @@ class JobWorker:
         name = _DEVICES.get(settings.gpus, "cuda")
         device = resolve_device(name, self._log.warning)
         self._device = device_of(device)
+        if spec.init is not None and store is not None and not store.init():
+            raise UnavailableError("no coordinator has stored the weights of the job's `init` yet")
         computer = GradientComputer(
             task,
             build_model(task, spec.seed),

@@ -17,16 +17,19 @@ from common.errors import (
     DeliveryError,
     OutsideError,
     TaskMissingError,
+    UnavailableError,
     UnknownTopicError,
     UserError,
 )
-from common.jobs.spec import job_from_json
+from common.jobs.spec import InitSpec, job_from_json
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.kafka.port import Bounds, NewTopic
 from common.learning.devices import device_of
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.port import open_blobs
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
@@ -35,6 +38,8 @@ from services.worker.loop import JobWorker, Observers
 from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from common.core.messages import TriggerId
     from common.jobs.spec import JobSpec
     from common.kafka.memory import MemorySpanReader
@@ -220,6 +225,18 @@ def test_worker_with_missing_or_invalid_task_raises_before_it_joins(
     with pytest.raises(error):
         bench.worker(spec, settings)
     assert bench.is_clean()
+
+
+def test_worker_waits_until_the_weights_of_init_are_stored(bench: Bench, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"blobs": f"file://{tmp_path}"})
+    init = InitSpec.model_validate({"from": "a", "sha256": "0" * 64})
+    spec = job().model_copy(update={"init": init})
+    with pytest.raises(UnavailableError, match="no coordinator has stored the weights"):
+        bench.worker(spec, settings)
+    assert bench.is_clean()
+    CheckpointStore(open_blobs(settings), NAME).put_init(b"")
+    looks = iter((spec, None))
+    bench.worker(spec, settings).run(lambda: next(looks))
 
 
 def test_failed_gradient_thread_ends_the_worker_without_leftovers(bench: Bench) -> None:
