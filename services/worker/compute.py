@@ -22,6 +22,7 @@ from common.learning.errors import (
     NotFiniteError,
     TaskError,
     WrongTaskError,
+    enough_memory,
 )
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
@@ -157,9 +158,7 @@ class OrderComputer:
             sparse: True if the vector may omit zeros.
         """
         try:
-            rows = [self._rows(batch) for batch in compute.batches]
-            load()
-            return self._gradient(compute, rows, sparse=sparse)
+            return self._answer(compute, load, sparse=sparse)
         except NoGradientError as error:
             self._measures.gradients_failed.labels(error.reason).inc()
             cause = error.__cause__
@@ -177,6 +176,15 @@ class OrderComputer:
                 error.traceback,
             )
 
+    def _answer(self, compute: Compute, load: Callable[[], None], *, sparse: bool) -> Gradient:
+        try:
+            with enough_memory("the records and the model"):
+                rows = [self._rows(batch) for batch in compute.batches]
+                load()
+                return self._gradient(compute, rows, sparse=sparse)
+        except NoMemoryError as error:
+            raise NoGradientError("memory", compute.batches, str(error)) from error
+
     def _is_new(self, origin: ErrorOrigin) -> bool:
         """Return True if a task error was not logged yet; a backlog repeats it many times."""
         if origin in self._logged:
@@ -192,8 +200,8 @@ class OrderComputer:
             raise NoGradientError(
                 "not_finite", _blamed(compute, error.batch_index), str(error)
             ) from error
-        except NoMemoryError as error:
-            raise NoGradientError("memory", compute.batches, str(error)) from error
+        except NoMemoryError:
+            raise
         except TaskError as error:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"

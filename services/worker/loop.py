@@ -19,6 +19,7 @@ from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
+from common.learning.errors import enough_memory
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
 from common.learning.parameters import resolve_device
@@ -98,8 +99,10 @@ class JobWorker:
         TaskMissingError: If this process does not have the task.
         UserError: If the task refuses its options, returns no model or does not fit the records, or
             if the device does not exist. Everything is closed in any case.
+        NoMemoryError: If memory does not suffice for the model.
     """
 
+    @enough_memory("the job's model")
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
         self,
         worker: WorkerId,
@@ -128,6 +131,7 @@ class JobWorker:
             resolve_device(settings.device),
             autocast=spec.autocast,
             reduction=spec.reduction,
+            oom=spec.oom,
         )
         # Without storage, the worker uses its own frozen tensors: the leader compares digests.
         with suppress(UnavailableError):
@@ -178,6 +182,7 @@ class JobWorker:
                 logger=self._log,
                 measures=measures,
             )
+            self._computer = computer
             self._computer_of = partial(
                 OrderComputer,
                 worker,
@@ -240,6 +245,7 @@ class JobWorker:
         if groups is not None:
             groups.close()
 
+    @enough_memory("the job's records and weights")
     def run(self, look: Callable[[], JobSpec | None]) -> None:
         """Work on the job until this worker must leave it, then leave in order.
 
@@ -251,6 +257,7 @@ class JobWorker:
 
         Raises:
             BaseException: The fault that ended the gradient thread.
+            NoMemoryError: If memory does not suffice.
             UnknownTopicError: If the job's control topic does not exist any more.
             OutsideError: If an announcement was refused, or the group rejects this member.
         """
@@ -280,8 +287,9 @@ class JobWorker:
         self._stream.turn()
 
     def _follow(self, spec: JobSpec) -> None:
-        """Follow a changed job. A new b counts from the next batch on."""
+        """Follow a changed job. A new b counts from the next batch on, `oom` from the next pass."""
         before, self._spec = self._spec, spec
+        self._computer.oom = spec.oom
         sizes = spec.batch_size, spec.waiting_bound, spec.largest_group
         if sizes != (before.batch_size, before.waiting_bound, before.largest_group):
             self._stream.resize(*sizes)
