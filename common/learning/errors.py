@@ -106,7 +106,6 @@ _REQUESTED = re.compile(r"allocate ([\d.]+) ?([KMGTP]?i?B|bytes)", re.IGNORECASE
 _FREE = re.compile(r"of which ([\d.]+) ([KMGTP]?i?B|bytes) is free")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MEMORY = Path("/proc/meminfo")
-_PAGES = Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -147,7 +146,7 @@ def _free_bytes() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):
-            pages = int(_PAGES.read_text().split()[0])
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
             found.append(limit - pages * resource.getpagesize())
     return max(min(found), 0) if found else None
 

@@ -73,6 +73,8 @@ class GradientSum:
     seconds: float  # compute time
     # Only for tasks with two classes. See `common.core.scores`.
     scores: tuple[int, ...] = ()
+    # True if some pass was computed in parts for lack of memory.
+    cut: bool = False
 
     @property
     def vector(self) -> Vector:
@@ -132,6 +134,8 @@ class GradientComputer:
         self.oom = oom
         self.model = FlatModel(module.to(device))
         self.has_batch_norm = has_batch_norm(module)
+        # Minimum number of records per pass.
+        self._least = 2 if self.has_batch_norm else 1
         # Buffers at the start of the round.
         self._buffers = self.model.buffers.clone()
         # True once the task has drawn random numbers.
@@ -142,6 +146,8 @@ class GradientComputer:
         self._since = 0
         # Number of records of the largest pass in the attempt under way.
         self._largest = 0
+        # True if the attempt under way computes some pass in parts.
+        self._in_parts = False
         # Number of reductions of `_most` since the last call of `take_cuts`.
         self._cuts = 0
 
@@ -187,7 +193,7 @@ class GradientComputer:
         started = time.perf_counter()
         with _same_algorithms(self._device):
             while True:
-                self._largest = 0
+                self._largest, self._in_parts = 0, False
                 try:
                     found = None if self._draws else self._unseeded(batches, local_rate)
                     names, sums, vector = found or self._seeded(batches, local_rate)
@@ -210,6 +216,7 @@ class GradientComputer:
             },
             time.perf_counter() - started,
             tuple(sums[:, 1 + 2 * len(names) :].sum(0).astype(np.int64).tolist()),
+            self._in_parts,
         )
 
     def take_cuts(self) -> int:
@@ -259,11 +266,6 @@ class GradientComputer:
         """True if no pass may be computed in parts."""
         return self.oom == "hold" or (self.oom is None and self.has_batch_norm)
 
-    @property
-    def _least(self) -> int:
-        """Minimum number of records per pass."""
-        return 2 if self.has_batch_norm else 1
-
     def _parts(self, batch: Records) -> Iterator[Records]:
         """Yield equal parts of a batch that one pass can compute, usually the whole batch."""
         count, parts = _samples_of(batch), 1
@@ -273,6 +275,7 @@ class GradientComputer:
         if parts == 1:
             yield batch
             return
+        self._in_parts = True
         for start, end in pairwise(count * part // parts for part in range(parts + 1)):
             yield {name: column[start:end] for name, column in batch.items()}
 

@@ -200,15 +200,14 @@ class OrderComputer:
             raise NoGradientError(
                 "not_finite", _blamed(compute, error.batch_index), str(error)
             ) from error
-        except NoMemoryError:
-            raise
         except TaskError as error:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
             raise NoGradientError(reason, blamed, error.summary, error.traceback) from error
-        # The task's module replaces its buffers, which is an error of the task.
         except UserError as error:
-            raise NoGradientError("task", compute.batches, str(error)) from error
+            # Otherwise the task's module replaces its buffers, which is an error of the task.
+            reason = "memory" if isinstance(error, NoMemoryError) else "task"
+            raise NoGradientError(reason, compute.batches, str(error)) from error
         finally:
             self._measures.gradients_cut.inc(self.computer.take_cuts())
         self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
@@ -226,6 +225,7 @@ class OrderComputer:
             seconds=result.seconds,
             vector=vector,
             local_rate=compute.local_rate or UNSET,
+            cut=result.cut or UNSET,
             square=square,
             scores=result.scores or UNSET,
         )

@@ -81,6 +81,7 @@ def test_batch_that_does_not_fit_is_summed_in_parts(most: int, error: type[Excep
     subject = computer(task)
     found = subject.compute(BATCHES)
     assert_within_ulps(found.vector, expected.vector, 64)
+    assert (expected.cut, found.cut) == (False, True)
     assert found.samples == 13
     assert list(found.metric_sums) == ["output"]
     assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-6)
@@ -89,6 +90,8 @@ def test_batch_that_does_not_fit_is_summed_in_parts(most: int, error: type[Excep
     task.passes.clear()
     subject.compute(BATCHES)
     assert max(task.passes) <= most, "the computer remembers how much fits"
+    assert subject.compute(BATCHES).cut
+    assert not subject.compute([{"x": BATCHES[0]["x"][:1]}]).cut
 
 
 def test_passes_grow_again_after_a_while() -> None:

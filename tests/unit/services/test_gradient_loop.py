@@ -456,6 +456,10 @@ def test_batch_that_exceeds_the_memory_is_computed_in_parts_and_counted() -> Non
     assert isinstance(reply, Gradient)
     assert dense(reply.vector)[:5].tolist() == [1, 1, 1, 1, 0]
     assert world.sample("doll_gradients_cut_total") == 2
+    assert reply.cut is True
+    reply = world.order(batch(0, 1, offset=2), number=2)
+    assert isinstance(reply, Gradient)
+    assert reply.cut is UNSET
 
 
 def test_record_that_exceeds_the_memory_is_reported_without_blame() -> None:
