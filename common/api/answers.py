@@ -167,7 +167,7 @@ class ChangeAnswer(Answer):
         description="Revision of the job's settings after the change: number of changes of"
         " settings so far."
     )
-    changed: dict[str, float | int | dict[str, Any] | None] = Field(
+    changed: dict[str, float | int | str | dict[str, Any] | None] = Field(
         description="New value of each setting of the job file, or block of settings, that"
         " changed; empty if none did.",
         examples=[{"group_size": 10, "synchronisation": {"mode": "stale"}}],

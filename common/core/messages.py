@@ -336,6 +336,8 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     moved: Count | UnsetType = UNSET
     # Number of samples that have a value, by metric. A metric that all samples have is left out.
     measured: dict[str, Ordinal] | UnsetType = UNSET
+    # Number of gradients that were computed in parts for lack of memory. Default: 0.
+    cut: Ordinal | UnsetType = UNSET
 
     def samples_with(self, metric: str) -> int:
         """Return the number of samples that contribute to the mean of a metric."""
@@ -725,6 +727,8 @@ class _Computed(_Reply, frozen=True):
     square: Square | UnsetType = UNSET
     # Score counts of a task with two classes, see `common.core.scores`.
     scores: tuple[Count, ...] | UnsetType = UNSET
+    # True if some pass was computed in parts for lack of memory. Otherwise unset.
+    cut: bool | UnsetType = UNSET
     # Traffic of the worker before this message.
     traffic: Traffic | UnsetType = UNSET
     # Parameter tensors that any record of the batches reached.

@@ -98,6 +98,8 @@ class Round:
         self.metric_sums = dict[str, MetricSum]()
         # Only for a task with two classes.
         self.scores: Counts | None = None
+        # Number of gradients that were computed in parts for lack of memory.
+        self.cut = 0
         # Oldest version that a counted gradient was computed at.
         self.base: int | None = None
         # Parameter tensors that a counted gradient reached, see `Reached`.
@@ -150,6 +152,7 @@ class Round:
         if gradient.scores:
             scores = np.array(gradient.scores)
             self.scores = scores if self.scores is None else self.scores + scores
+        self.cut += bool(gradient.cut)
 
     def uncount(self, lost: Callable[[GradientReady], bool]) -> bool:
         """Remove gradients that are lost with their members. Their batches wait again.
@@ -246,4 +249,5 @@ class Round:
             rate=UNSET if rate is None else rate * scale,
             equivalent=UNSET if progress == version else progress,
             measured=measured or UNSET,
+            cut=self.cut or UNSET,
         )

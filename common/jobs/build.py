@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from common.errors import UnavailableError
+from common.learning.errors import enough_memory
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, check_size, fit_base, task_of
@@ -36,9 +37,10 @@ def trainer_of(
     Args and Raises: As `parts_of`.
     """
     parts = parts_of(spec, allowed, store)
-    return lambda: Trainer(*parts)
+    return enough_memory("the trainer")(lambda: Trainer(*parts))
 
 
+@enough_memory("the model")
 def parts_of(
     spec: JobSpec,
     allowed: Collection[str],
@@ -57,7 +59,8 @@ def parts_of(
 
     Raises:
         TaskMissingError: If this process does not have the task.
-        UserError: If the task or the optimizer cannot be created, or the model is too large.
+        UserError: If the task or the optimizer cannot be created, or the model is too large, also
+            for the memory of this machine.
         OtherModelError: If the job has other frozen tensors.
         UnavailableError: If object storage is unavailable.
     """

@@ -16,7 +16,7 @@ from common.jobs.spec import JobSpec
 
 # A block as in a job file.
 Block: TypeAlias = dict[str, Any]
-Value: TypeAlias = float | int | Block | None
+Value: TypeAlias = float | int | str | Block | None
 
 _PATHS = {
     # None removes the deadline.
@@ -24,6 +24,8 @@ _PATHS = {
     "group_size": "group_size",  # K
     "batch_size": "batch_size",  # b
     "learning_rate": "optimizer.learning_rate",
+    # None restores the default.
+    "oom": "oom",
 }
 # None removes a block.
 BLOCKS = ("synchronisation", "compression", "tuner", "aggregation")
@@ -71,7 +73,7 @@ def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
     return {name: plain(it(new)) for name, it in pairs if it(new) != it(old)}
 
 
-def plain(value: BaseModel | float | None) -> Value:
+def plain(value: BaseModel | float | str | None) -> Value:
     """Return a changeable value as plain data."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)

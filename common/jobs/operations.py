@@ -155,7 +155,7 @@ class JobOperations(JobStore):
                 `changes.REASON_CHARACTERS`.
             changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
                 otherwise counted from the submission), `group_size`, `batch_size`, `learning_rate`,
-                and whole blocks. Equal settings change nothing.
+                `oom`, and whole blocks. Equal settings change nothing.
             wanted: Optional. If unset, the wanted state stays. A stopped job can be resumed where
                 it was. A finished job that is to stop stays finished.
             after_loss: Optional. If set, resume the job with what is left. If the job's control or

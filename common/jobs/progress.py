@@ -229,6 +229,8 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True):
     all_batches: int
     # Number of offsets in the spans of all these batches, by stream.
     all_offsets: tuple[int, ...]
+    # Number of gradients that were computed in parts for lack of memory.
+    all_cut: int
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -288,6 +290,11 @@ class Updates:
         return self.newest.all_batches if self.newest else 0
 
     @property
+    def cut(self) -> int:
+        """Number of gradients in all effective updates that were computed in parts."""
+        return self.newest.all_cut if self.newest else 0
+
+    @property
     def offsets(self) -> Counter[str]:
         """Number of offsets in the spans of all these batches, by stream."""
         known = self.newest.all_offsets if self.newest else ()
@@ -311,6 +318,7 @@ class Updates:
             self.samples + update.samples,
             self.batches + len(update.batches),
             tuple(self.offsets[stream] + lengths[stream] for stream in self._streams),
+            self.cut + (update.cut or 0),
         )
         if before and before.mode != update.mode:
             self.switches.append(self.newest)
@@ -931,10 +939,14 @@ class Numbers(BaseModel):
         description="Number of records that the model was trained on and that Kafka lost"
         " afterwards."
     )
+    cut_gradients: Count = Field(
+        description="Number of gradients in the model's updates that a worker computed in smaller"
+        " parts, because its memory did not suffice for a whole batch."
+    )
     whole: bool = Field(
-        description="True if `samples`, `skipped`, `quarantined`, `expired` and `lost` cover the"
-        " job's entire history. False if Kafka no longer has the beginning of that history; the"
-        " numbers then cover the rest."
+        description="True if `samples`, `skipped`, `quarantined`, `expired`, `lost` and"
+        " `cut_gradients` cover the job's entire history. False if Kafka no longer has the"
+        " beginning of that history; the numbers then cover the rest."
     )
     led: bool | None = Field(
         description="True if a coordinator currently leads the job; null if Redis is unavailable."
@@ -1092,6 +1104,7 @@ class JobProgress:
             requeueable=len(self._history.poison),
             expired=self.claims.expired + self._expired + self._unread(),
             lost=self.claims.lost(record.batch for _, record in self._quarantines.values()),
+            cut_gradients=self.updates.cut,
             whole=self.whole,
             workers=workers,
             synchrony=SynchronyAnswer.model_validate(self._synchrony(), from_attributes=True),

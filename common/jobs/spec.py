@@ -838,6 +838,12 @@ class JobSpec(SpecPart):
     autocast: bool = False
     """True to run the forward pass under `torch.autocast` with bfloat16, which keeps float32 for
     operations that need it."""
+    oom: Annotated[Literal["chunk", "hold"] | None, _Later] = None
+    """Rule for a batch for which the memory of a worker or its GPU does not suffice: with `chunk`,
+    the worker sums the batch's gradient in smaller parts, down to single records; with `hold`, it
+    computes no part. If every worker then lacks the memory, the job is held. Optional. If unset,
+    `chunk`; for a model with batch normalization `hold`, because its statistics depend on the
+    records that are computed together."""
     weight: Positive = 1.0
     """Weight of the job if all jobs together need more workers than there are: a job of weight 2
     gets twice as many workers as a job of weight 1 with the same backlog."""

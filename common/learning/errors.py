@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
+import resource
 import traceback
-from pathlib import PurePath
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import NamedTuple
 
-from common.errors import DollError
+from common.errors import DollError, UserError
 
 # Maximum number of characters, because PyTorch's messages can fill pages.
 _MOST_SUMMARY = 500
@@ -92,8 +96,81 @@ class NotFiniteError(DollError):
         self.batch_index = batch_index
 
 
-class NoMemoryError(DollError):
-    """The memory of this machine is too small for the gradient of a batch, or of a part of it."""
+class NoMemoryError(UserError):
+    """The memory of this machine is too small, for example for the gradient of one record."""
+
+
+# Requested memory in the messages of PyTorch and NumPy.
+_REQUESTED = re.compile(r"allocate ([\d.]+) ?([KMGTP]?i?B|bytes)", re.IGNORECASE)
+# Free memory of a GPU in PyTorch's messages.
+_FREE = re.compile(r"of which ([\d.]+) ([KMGTP]?i?B|bytes) is free")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def shortage(error: Exception) -> str:
+    """Return the memory that was requested and free, and the error, in one line.
+
+    If the error does not name the free memory, it is what this process can allocate at the moment.
+    So call this function while the error's traceback keeps objects in memory.
+    """
+    requested, free = (pattern.search(str(error)) for pattern in (_REQUESTED, _FREE))
+    rest = _quantity(*free.groups()) if free else ""
+    if not free and "CUDA" not in str(error) and (there := _free_bytes()) is not None:
+        rest = _quantity(str(there), "bytes")
+    unknown = "an unknown amount"
+    asked = _quantity(*requested.groups()) if requested else unknown
+    return f"requested {asked}, free {rest or unknown}; {one_line(error)}"
+
+
+def _quantity(number: str, unit: str) -> str:
+    """Return a quantity of memory; bytes are converted to the largest unit that fits."""
+    if unit.lower() not in ("b", "bytes"):
+        return f"{number} {unit}"
+    count = float(number.rstrip("."))
+    power = min(max(int(count).bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**power:.{2 if power else 0}f} {_UNITS[power]}"
+
+
+def _free_bytes() -> int | None:
+    """Return the memory that this process can still allocate; None if the system does not say."""
+    found = list[int]()
+    # Other systems than Linux have no such files, and the limit of a container may be "max".
+    with suppress(OSError, ValueError, KeyError):
+        found.append(_numbers(_MEMORY)["MemAvailable:"] << 10)
+    with suppress(OSError, ValueError, KeyError):
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # The kernel drops cached files if memory is needed.
+        found.append(limit - used + _numbers(_CGROUP / "memory.stat")["inactive_file"])
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            found.append(limit - pages * resource.getpagesize())
+    return max(min(found), 0) if found else None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number per line."""
+    return {name: int(number) for name, number, *_ in map(str.split, file.read_text().splitlines())}
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Run code that needs memory for something, such as "the model".
+
+    Raises:
+        NoMemoryError: If memory does not suffice. The message says how much was requested and free.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise NoMemoryError(
+            f"memory does not suffice for {what} ({shortage(error)}); use machines with more memory"
+        ) from error
 
 
 class GpuLostError(Exception):
@@ -109,8 +186,8 @@ class GpuLostError(Exception):
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return True if memory did not suffice. On the CPU, PyTorch says this only in the message."""
-    words = ("not enough memory", "allocate memory")
+    """Return True if memory did not suffice. PyTorch says this only in the message."""
+    words = ("not enough memory", "allocate memory", "CUDA out of memory")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(each in str(error) for each in words)
     )

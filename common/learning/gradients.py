@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from common.core.messages import ALL_REACHED, MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
-from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, one_line
+from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, shortage
 from common.learning.outputs import (
     check_gradient,
     check_losses,
@@ -46,6 +47,8 @@ TOGETHER_BYTES = 128 << 10
 # Number of gradients after which passes grow again, if memory did not suffice before.
 GROW_AFTER = 100
 
+# Response to a lack of memory: compute a batch in parts, or give up.
+OutOfMemory: TypeAlias = Literal["chunk", "hold"]
 # Columns of a batch.
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
 # (passes, columns) float64. Each row has the sum of the pass's losses, the sum of each metric over
@@ -72,6 +75,8 @@ class GradientSum:
     scores: tuple[int, ...] = ()
     # Parameters that any record reached. See `FlatModel.reached`.
     reached: int = ALL_REACHED
+    # True if some pass was computed in parts for lack of memory.
+    cut: bool = False
 
     @property
     def vector(self) -> Vector:
@@ -85,8 +90,8 @@ class GradientComputer:
     The same batches at the same weights give the same bits, whatever was computed before. To ensure
     this, every batch starts from the round's buffers and from random numbers seeded by its own
     data. Small batches share a pass if the model has no buffers and the task draws no random
-    numbers, because each record is then computed on its own. Only a lack of memory changes bits:
-    batches are then summed in parts, which are rounded in another order.
+    numbers, because each record is then computed on its own. Only a lack of memory changes bits, if
+    the job permits parts: batches are then summed in parts, which are rounded in another order.
 
     The result has the change of the buffers, not their new value: a buffer that does not change
     keeps its bits, while averages of `buffer x samples` would drift.
@@ -95,6 +100,7 @@ class GradientComputer:
         model: The model on the device, with the weights loaded last.
         has_batch_norm: True if a batch needs two samples or more.
         pass_records: Number of records of the largest pass of the last gradient.
+        oom: The job's option `oom`. May change between two gradients.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class GradientComputer:
         *,
         autocast: bool = False,
         reduction: Reduction = "mean",
+        oom: OutOfMemory | None = None,
         together_bytes: int = TOGETHER_BYTES,
     ) -> None:
         """Move the module to the device and prepare it for training.
@@ -115,6 +122,8 @@ class GradientComputer:
             device: See `resolve_device`.
             autocast: True to run the forward pass in bfloat16 where torch considers it safe.
             reduction: Reduction of a batch's gradient for local steps.
+            oom: Response to a lack of memory. Optional. If unset, `hold` for a module with batch
+                normalization, whose statistics depend on the records of a pass; otherwise `chunk`.
             together_bytes: Maximum total bytes of records of batches that share a pass.
 
         Raises:
@@ -125,8 +134,11 @@ class GradientComputer:
         self._autocast = autocast
         self._reduction = reduction
         self._together_bytes = together_bytes
+        self.oom = oom
         self.model = FlatModel(module.to(device))
         self.has_batch_norm = has_batch_norm(module)
+        # Minimum number of records per pass.
+        self._least = 2 if self.has_batch_norm else 1
         # Buffers at the start of the round.
         self._buffers = self.model.buffers.clone()
         # True once the task has drawn random numbers.
@@ -135,6 +147,8 @@ class GradientComputer:
         self._most = 0
         # Gradients computed since `_most` last changed.
         self._since = 0
+        # True if the attempt under way computes some pass in parts.
+        self._in_parts = False
         # Number of reductions of `_most` since the last call of `take_cuts`.
         self._cuts = 0
         self.pass_records = 0
@@ -170,8 +184,8 @@ class GradientComputer:
             TaskError: If the task raises on a batch.
             WrongTaskError: If the return value of one of its methods is unusable for any batch.
             NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
-            NoMemoryError: If memory does not suffice for one record, or for a batch of a network
-                with batch normalization, which cannot be cut.
+            NoMemoryError: If memory does not suffice for the smallest pass, or for any pass if the
+                job does not permit parts.
             ValueError: If there is no batch, or one without samples.
             UserError: If the module does not write its buffers in place, or freezes parameters.
         """
@@ -181,14 +195,15 @@ class GradientComputer:
         started = time.perf_counter()
         with _same_algorithms(self._device):
             while True:
+                self.pass_records, self._in_parts = 0, False
                 try:
                     found = None if self._draws else self._unseeded(batches, local_rate)
                     names, sums, vector = found or self._seeded(batches, local_rate)
                     break
                 except (MemoryError, torch.OutOfMemoryError) as error:
                     # The traceback keeps tensors in memory until this block ends.
-                    reason = one_line(error)
-                self._cut(max(counts), reason)
+                    reason = shortage(error)
+                self._cut(self.pass_records or max(counts), reason)
         self._grow()
         loss_sum, *rest = map(math.fsum, sums[:, : 1 + 2 * len(names)].T.tolist())
         totals, with_value = rest[: len(names)], rest[len(names) :]
@@ -204,6 +219,7 @@ class GradientComputer:
             time.perf_counter() - started,
             tuple(sums[:, 1 + 2 * len(names) :].sum(0).astype(np.int64).tolist()),
             self.model.reached,
+            self._in_parts,
         )
 
     def take_cuts(self) -> int:
@@ -218,27 +234,28 @@ class GradientComputer:
         batch normalization.
 
         Args:
-            largest: Number of records of the largest batch.
-            reason: The error of PyTorch, which may name the memory that was requested and free.
+            largest: Number of records of the largest pass.
+            reason: The memory that was requested and free, with the error: see `shortage`.
 
         Raises:
-            NoMemoryError: If passes cannot be smaller.
+            NoMemoryError: If passes cannot be smaller, or the job does not permit parts.
         """
         self.model.clear_gradient()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        now = min(self._most or largest, largest)
-        if self.has_batch_norm:
+        what = "one record does not fit" if largest == 1 else f"{largest:,} records do not fit"
+        if self._is_whole:
             raise NoMemoryError(
-                f"{largest} records do not fit ({reason}), and a network with batch normalization"
-                " computes a batch at once; lower `batch_size`, or use machines with more memory"
+                f"{what} ({reason}); set `oom: chunk` to compute a batch in parts, use machines"
+                " with more memory, or lower `batch_size`, which counts for later batches"
             )
-        if now == 1:
+        # Both halves need enough records for batch normalization.
+        if largest < 2 * self._least:
             raise NoMemoryError(
-                f"one record does not fit ({reason}); use a smaller model or smaller records, or"
-                " machines with more memory"
+                f"{what} ({reason}); use a smaller model or smaller records, or machines with more"
+                " memory"
             )
-        self._most, self._since = now // 2, 0
+        self._most, self._since = largest // 2, 0
         self._cuts += 1
 
     def _grow(self) -> None:
@@ -247,14 +264,23 @@ class GradientComputer:
         if self._most and self._since >= GROW_AFTER:
             self._most, self._since = self._most + -(-self._most // 2), 0
 
+    @property
+    def _is_whole(self) -> bool:
+        """True if no pass may be computed in parts."""
+        return self.oom == "hold" or (self.oom is None and self.has_batch_norm)
+
     def _parts(self, batch: Records) -> Iterator[Records]:
-        """Yield parts of a batch that one pass can compute, usually the whole batch."""
-        count = _samples_of(batch)
-        if not self._most or count <= self._most:
+        """Yield equal parts of a batch that one pass can compute, usually the whole batch."""
+        count, parts = _samples_of(batch), 1
+        if self._most and not self._is_whole:
+            parts = max(min(-(-count // self._most), count // self._least), 1)
+        self.pass_records = max(self.pass_records, -(-count // parts))
+        if parts == 1:
             yield batch
             return
-        for start in range(0, count, self._most):
-            yield {name: column[start : start + self._most] for name, column in batch.items()}
+        self._in_parts = True
+        for start, end in pairwise(count * part // parts for part in range(parts + 1)):
+            yield {name: column[start:end] for name, column in batch.items()}
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
         """Pass small batches forward and back together, without seeding.
@@ -296,12 +322,10 @@ class GradientComputer:
         self, batches: Sequence[Records], local_rate: float, *, seeded: bool = False
     ) -> _Found:
         self.model.clear_gradient()
-        self.pass_records = 0
         totals = []
         with self._local_steps(local_rate) if local_rate else nullcontext(_stay) as step:
             for index, batch in enumerate(batches):
                 for part in self._parts(batch):
-                    self.pass_records = max(self.pass_records, _samples_of(part))
                     if seeded:
                         _seed(self._device, part)
                     totals.append(self._add(index, part))

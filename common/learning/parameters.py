@@ -289,8 +289,14 @@ class FlatModel:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Return True if some part of a module normalises by the samples of its batch."""
-    return any(isinstance(part, _BatchNorm) for part in module.modules())
+    """Return True if some part of a module normalises by the samples of its batch.
+
+    In evaluation mode, batch normalization uses its running statistics instead, if it has any.
+    """
+    return any(
+        isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+        for part in module.modules()
+    )
 
 
 def is_finite(vector: Vector) -> bool:

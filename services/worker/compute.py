@@ -24,6 +24,7 @@ from common.learning.errors import (
     NotFiniteError,
     TaskError,
     WrongTaskError,
+    enough_memory,
     one_line,
 )
 from common.telemetry.logging import StageTimes
@@ -160,9 +161,7 @@ class OrderComputer:
             sparse: True if the vector may omit zeros.
         """
         try:
-            rows = [self._rows(batch) for batch in compute.batches]
-            load()
-            return self._gradient(compute, rows, sparse=sparse)
+            return self._answer(compute, load, sparse=sparse)
         except NoGradientError as error:
             self._measures.gradients_failed.labels(error.reason).inc()
             cause = error.__cause__
@@ -180,6 +179,15 @@ class OrderComputer:
                 error.traceback,
             )
 
+    def _answer(self, compute: Compute, load: Callable[[], None], *, sparse: bool) -> Gradient:
+        try:
+            with enough_memory("the records and the model"):
+                rows = [self._rows(batch) for batch in compute.batches]
+                load()
+                return self._gradient(compute, rows, sparse=sparse)
+        except NoMemoryError as error:
+            raise NoGradientError("memory", compute.batches, str(error)) from error
+
     def _is_new(self, origin: ErrorOrigin) -> bool:
         """Return True if a task error was not logged yet; a backlog repeats it many times."""
         if origin in self._logged:
@@ -195,8 +203,6 @@ class OrderComputer:
             raise NoGradientError(
                 "not_finite", _blamed(compute, error.batch_index), str(error)
             ) from error
-        except NoMemoryError as error:
-            raise NoGradientError("memory", compute.batches, str(error)) from error
         except TaskError as error:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
@@ -204,9 +210,10 @@ class OrderComputer:
         except torch.AcceleratorError as error:
             offsets = tuple(batch.offset for batch in compute.batches)
             raise GpuLostError(one_line(error), offsets) from error
-        # The task's module replaces its buffers, which is an error of the task.
         except UserError as error:
-            raise NoGradientError("task", compute.batches, str(error)) from error
+            # Otherwise the task's module replaces its buffers, which is an error of the task.
+            reason = "memory" if isinstance(error, NoMemoryError) else "task"
+            raise NoGradientError(reason, compute.batches, str(error)) from error
         finally:
             self._measures.gradients_cut.inc(self.computer.take_cuts())
         self._measures.pass_records.set(self.computer.pass_records)
@@ -225,6 +232,7 @@ class OrderComputer:
             seconds=result.seconds,
             vector=vector,
             local_rate=compute.local_rate or UNSET,
+            cut=result.cut or UNSET,
             square=square,
             scores=result.scores or UNSET,
             reached=reached_bits(result.reached),

@@ -263,6 +263,7 @@ class GroupLoop:
                 *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
                 *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
                 life=self._member.life,
+                cut=found.cut,
                 traffic=self._count.traffic,
                 reached=found.reached,
             )

@@ -20,6 +20,7 @@ from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
 from common.learning.devices import device_of, resolve_device, used_bytes
+from common.learning.errors import enough_memory
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
 from common.learning.sliced_trainer import SlicedTrainer
@@ -46,6 +47,7 @@ from services.worker.traces import BatchTraces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from msgspec import UnsetType
 
     from common.collectives.port import Groups
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.kafka.port import StreamLog
+    from common.learning.tasks import Task
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
@@ -102,8 +105,10 @@ class JobWorker:
         UserError: If the task refuses its options, returns no model or does not fit the records, or
             if the device does not exist. Everything is closed in any case.
         UnavailableError: If the job's `init` has no effect yet, or storage cannot say.
+        NoMemoryError: If memory does not suffice for the model.
     """
 
+    @enough_memory("the job's model")
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
         self,
         worker: WorkerId,
@@ -126,25 +131,12 @@ class JobWorker:
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
         store = CheckpointStore(open_blobs(settings), job.id) if settings.blobs else None
-        # The process sees at most one GPU, because a worker with several starts one for each.
-        name = _DEVICES.get(settings.gpus, "cuda")
-        device = resolve_device(name, self._log.warning)
-        self._device = device_of(device)
         if spec.init is not None and store is not None and not store.init():
             raise UnavailableError("no coordinator has stored the weights of the job's `init` yet")
-        computer = GradientComputer(
-            task,
-            build_model(task, spec.seed),
-            device,
-            autocast=spec.autocast,
-            reduction=spec.reduction,
-        )
-        # Without storage, the worker uses its own frozen tensors: the leader compares digests.
-        with suppress(UnavailableError):
-            try:
-                share_base(computer.model, task, spec.seed, store, write=False)
-            except CorruptError as error:
-                raise UserError(str(error)) from error
+        # The process sees at most one GPU, because a worker with several starts one for each.
+        device = resolve_device(_DEVICES.get(settings.gpus, "cuda"), self._log.warning)
+        self._device = device_of(device)
+        computer = _computer(spec, task, device, store)
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
@@ -189,6 +181,7 @@ class JobWorker:
                 logger=self._log,
                 measures=measures,
             )
+            self._computer = computer
             self._computer_of = partial(
                 OrderComputer,
                 worker,
@@ -251,6 +244,7 @@ class JobWorker:
         if groups is not None:
             groups.close()
 
+    @enough_memory("the job's records and weights")
     def run(self, look: Callable[[], JobSpec | None]) -> None:
         """Work on the job until this worker must leave it, then leave in order.
 
@@ -262,6 +256,7 @@ class JobWorker:
 
         Raises:
             BaseException: The fault that ended the gradient thread.
+            NoMemoryError: If memory does not suffice.
             UnknownTopicError: If the job's control topic does not exist any more.
             OutsideError: If an announcement was refused, or the group rejects this member.
         """
@@ -298,8 +293,9 @@ class JobWorker:
         self._stream.turn()
 
     def _follow(self, spec: JobSpec) -> None:
-        """Follow a changed job. A new b counts from the next batch on."""
+        """Follow a changed job. A new b counts from the next batch on, `oom` from the next pass."""
         before, self._spec = self._spec, spec
+        self._computer.oom = spec.oom
         sizes = spec.batch_size, spec.waiting_bound, spec.largest_group
         if sizes != (before.batch_size, before.waiting_bound, before.largest_group):
             self._stream.resize(*sizes)
@@ -345,6 +341,31 @@ class JobWorker:
         self._loop.close()
         self._close_groups()
         self._loop = self._make_loop(slices)
+
+
+def _computer(
+    spec: JobSpec, task: Task, device: torch.device, store: CheckpointStore | None
+) -> GradientComputer:
+    """Build the job's model, with the frozen tensors that all workers share.
+
+    Raises:
+        UserError: If these tensors differ from those of the task.
+    """
+    computer = GradientComputer(
+        task,
+        build_model(task, spec.seed),
+        device,
+        autocast=spec.autocast,
+        reduction=spec.reduction,
+        oom=spec.oom,
+    )
+    # Without storage, the worker uses its own frozen tensors: the leader compares digests.
+    with suppress(UnavailableError):
+        try:
+            share_base(computer.model, task, spec.seed, store, write=False)
+        except CorruptError as error:
+            raise UserError(str(error)) from error
+    return computer
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int, store: CheckpointStore) -> HeldWeights:

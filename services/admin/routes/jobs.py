@@ -160,6 +160,15 @@ class JobPatch(TypedDict, total=False):
             examples=[0.001],
         ),
     ]
+    oom: Annotated[
+        Literal["chunk", "hold"] | None,
+        Field(
+            description="Optional. Rule for a batch that does not fit into a worker's memory:"
+            " `chunk` computes it in parts, `hold` computes no part; null restores the default. If"
+            " unset, the rule stays the same.",
+            examples=["chunk"],
+        ),
+    ]
     synchronisation: Annotated[
         SynchronisationSpec | None,
         Field(

@@ -251,6 +251,14 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     learning_rate: Annotated[
         float | None, typer.Option(help="Learning rate of the optimizer.")
     ] = None,
+    oom: Annotated[
+        str | None,
+        typer.Option(
+            metavar="chunk|hold|none",
+            help="Rule for a batch that does not fit into a worker's memory: chunk computes it in"
+            " parts, hold computes no part; none restores the default.",
+        ),
+    ] = None,
     synchronisation: Annotated[
         str | None,
         typer.Option(
@@ -314,10 +322,12 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     changed |= {n: _block(n, text) for n, text in blocks.items() if text is not None}
     if deadline is not None:
         changed["deadline_s"] = None if deadline == "none" else _seconds(deadline)
+    if oom is not None:
+        changed["oom"] = None if oom == "none" else oom
     if not changed:
         raise UserError(
             "nothing to change: give --deadline, --group-size, --batch-size, --learning-rate,"
-            " --synchronisation, --compression, --tuner or --aggregation"
+            " --oom, --synchronisation, --compression, --tuner or --aggregation"
         )
     service = service_of(context)
     before = service.job(job).revision
@@ -526,7 +536,7 @@ def _value(value: Value) -> str:
     """Format a setting's value for one line."""
     if isinstance(value, dict):
         return json.dumps(value)
-    return "none" if value is None else f"{value:g}"
+    return "none" if value is None else value if isinstance(value, str) else f"{value:g}"
 
 
 def _read(file: str) -> str:

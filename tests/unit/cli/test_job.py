@@ -132,6 +132,8 @@ def test_change_prints_the_settings_and_records_the_reason(world: World) -> None
 def test_change_accepts_blocks_of_settings(world: World) -> None:
     submitted(world)
     for options, expected in (
+        (("--oom", "hold"), "oom hold"),
+        (("--oom", "none"), "oom none"),
         (("--synchronisation", "stale"), 'synchronisation {"mode": "stale"}'),
         (
             ("--synchronisation", "{mode: asynchronous, damped: true}"),
@@ -164,6 +166,7 @@ def test_change_accepts_blocks_of_settings(world: World) -> None:
         (("--deadline", "soon"), "--deadline: must be a number of seconds or none, got 'soon'"),
         (("--group-size", "0"), "group_size: must be at least 1, got 0"),
         (("--learning-rate", "nan"), "learning_rate: must be a number"),
+        (("--oom", "retry"), "oom: must be 'chunk' or 'hold'"),
         (("--synchronisation", "late"), "synchronisation.mode: must be 'synchronous', 'stale'"),
         (("--aggregation", "ring"), "aggregation.mode: must be 'board' or 'group'"),
         (("--compression", "1.5"), "compression: must be a mapping of fields to values"),

@@ -90,6 +90,20 @@ def test_metric_of_an_update_is_the_mean_over_the_samples_that_have_a_value() ->
     assert (update.samples_with("half"), update.samples_with("all")) == (2, 2 * SAMPLES)
 
 
+def test_update_counts_gradients_in_parts_except_lost_ones() -> None:
+    one = _One(batch(0), batch(1), batch(2))
+    one.orders(0.0, {A, B})
+    for number, (worker, cut) in enumerate(((A, True), (B, True), (B, UNSET))):
+        assert one.count(replace(ready(worker, [batch(number)]), cut=cut)) == ""
+    assert one.round.update(3, 8, 8.0).cut == 2
+    assert one.round.uncount(lambda gradient: gradient.worker == A)
+    assert one.count(ready(A, [batch(0)])) == ""
+    assert one.round.update(3, 8, 8.0).cut == 1
+    assert one.round.uncount(lambda gradient: gradient.batches == (1,))
+    assert one.count(ready(B, [batch(1)])) == ""
+    assert one.round.update(3, 8, 8.0).cut is UNSET
+
+
 def test_scores_of_a_round_add_up_even_if_an_older_worker_sends_none() -> None:
     one = _One(batch(0), batch(1), batch(2))
     for offset, scores in ((0, (1,) * 128), (1, UNSET), (2, (2,) * 128)):

@@ -718,6 +718,16 @@ def test_metric_mean_excludes_samples_without_a_value() -> None:
     assert [row.measured for row in view.updates.rows(1, 3)] == [{}, {"half": 1}, {}]
 
 
+def test_gradients_in_parts_are_counted_until_their_update_is_taken_back() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    for version, cut in ((1, 2), (2, UNSET), (3, 1)):
+        assert view.feed_update(version, replace(update(0, version), cut=cut), NOW, NOW)
+    assert view.numbers(NOW).cut_gradients == 3
+    assert view.feed_update(4, lead(0, ModelId(0, 2), epoch=4), NOW, NOW)
+    assert view.numbers(NOW).cut_gradients == 2
+
+
 def shown(made: Synchrony) -> SynchronyAnswer:
     return SynchronyAnswer.model_validate(made, from_attributes=True)
 

@@ -252,6 +252,23 @@ def test_replica_retries_a_job_after_its_missing_task_is_installed(
     until(lambda: replica.leads("innocent"), "the replica leads the job")
 
 
+@pytest.mark.parametrize("part", ["FlatModel", "Trainer"])
+def test_job_whose_model_exceeds_the_memory_of_the_coordinator_is_held(
+    bench: Bench, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*_: object) -> None:
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes"
+        )
+
+    monkeypatch.setattr(f"common.jobs.build.{part}", allocate)
+    replica = bench.replica()
+    replica.look_until(lambda: bench.job_store.get("innocent").held, "the job is held")
+    reason = bench.job_store.get("innocent").reason
+    assert "memory does not suffice for the " in reason
+    assert "(requested 8.00 GiB, free " in reason
+
+
 @pytest.mark.parametrize("topic", [control_topic("bad"), updates_topic("bad")])
 def test_job_with_deleted_topic_is_held_and_other_jobs_continue(bench: Bench, topic: str) -> None:
     bench.submit("bad")

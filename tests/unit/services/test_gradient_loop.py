@@ -456,6 +456,10 @@ def test_batch_that_exceeds_the_memory_is_computed_in_parts_and_counted() -> Non
     assert isinstance(reply, Gradient)
     assert dense(reply.vector)[:5].tolist() == [1, 1, 1, 1, 0]
     assert world.sample("doll_gradients_cut_total") == 2
+    assert reply.cut is True
+    reply = world.order(batch(0, 1, offset=2), number=2)
+    assert isinstance(reply, Gradient)
+    assert reply.cut is UNSET
 
 
 def test_record_that_exceeds_the_memory_is_reported_without_blame() -> None:
@@ -466,7 +470,34 @@ def test_record_that_exceeds_the_memory_is_reported_without_blame() -> None:
     reply = world.order(batch(0, 2, offset=1), batch(7, 9, offset=2))
     assert failure(reply) == ("memory", (1, 2))
     assert isinstance(reply, Failed)
-    assert reply.detail.startswith("one record does not fit (torch.OutOfMemoryError: CUDA out of")
+    assert reply.detail.startswith("one record does not fit (requested 20.00 MiB, free ")
+
+
+@pytest.mark.parametrize("part", ["decode", "get_model", "load"])
+def test_lack_of_memory_outside_the_gradient_is_reported_without_blame(
+    world: World, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(world)
+    lacking = [True]
+    owner = {"decode": world.codec, "get_model": world.board, "load": GradientComputer}[part]
+    works = getattr(owner, part)
+
+    def allocate(*given: object) -> object:
+        if lacking[0]:
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
+            )
+        return works(*given)
+
+    monkeypatch.setattr(owner, part, allocate)
+    reply = world.order(batch(0, 2, offset=1), batch(7, 9, offset=2))
+    assert failure(reply) == ("memory", (1, 2))
+    assert isinstance(reply, Failed)
+    expected = "memory does not suffice for the records and the model (requested 4.00 KiB, free "
+    assert reply.detail.startswith(expected)
+    # The next order may fit.
+    lacking[0] = False
+    assert used(world.order(batch(0, 2), number=2)) == [0, 1]
 
 
 def test_batch_with_non_finite_loss_is_named(world: World) -> None:

@@ -6,7 +6,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import pytest
 import torch
+from msgspec import UNSET
 
 from common.core.messages import (
     GENESIS,
@@ -55,7 +57,7 @@ from tests.fakes.tracing import MemoryTracer
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from common.core.messages import Reply, Vector
 
@@ -113,8 +115,22 @@ class _Leader:
         return found[-1]
 
 
+class _InParts(CountingTask):
+    """Runs out of memory if a pass has more than one record."""
+
+    def losses(self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return one loss per record.
+
+        Raises:
+            MemoryError: If there are several records.
+        """
+        if len(outputs) > 1:
+            raise MemoryError
+        return super().losses(outputs, records)
+
+
 @contextmanager
-def member(held: HeldWhole) -> Iterator[_Leader]:
+def member(held: HeldWhole, task: CountingTask | None = None) -> Iterator[_Leader]:
     log, redis = MemoryLog(), MemoryRedis(lambda: 0.0)
     log.create_topics([NewTopic("s")])
     codec, writer = make_codec("tensor", [Field("id", "int64")]), log.writer()
@@ -122,7 +138,7 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
         writer.append("s", value)
     assert writer.flush(1.0)
     topic_id = log.describe(["s"])["s"].topic_id
-    task, metrics = CountingTask(WEIGHTS), WorkerMetrics(("s",))
+    task, metrics = task or CountingTask(WEIGHTS), WorkerMetrics(("s",))
     logger, watchdog = event_logger("test"), Watchdog()
     loop = GroupLoop(
         W,
@@ -158,6 +174,20 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
 def batch(number: int) -> Batch:
     """Return a batch of two records, from this offset on."""
     return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
+
+
+@pytest.mark.parametrize(("task", "cut"), [(CountingTask, UNSET), (_InParts, True)])
+def test_member_reports_that_it_computed_a_gradient_in_parts(
+    task: type[CountingTask], cut: object
+) -> None:
+    with member(_Watched(), task(WEIGHTS)) as leader:
+        leader.post(GroupOrders(GENESIS, Membership(0)))
+        me = Member(W, leader.await_reply(StateReport).life)
+        alone = Membership(1, (me,))
+        leader.post(GroupOrders(GENESIS, alone, copies=(Copy(me),)))
+        leader.await_reply(StateReport)
+        leader.post(GroupOrders(GENESIS, alone, origin=me.life), batch(0))
+        assert leader.await_reply(GradientReady).cut is cut
 
 
 def test_gradient_is_added_at_once_unless_a_result_is_pending() -> None:

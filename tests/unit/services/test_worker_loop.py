@@ -27,6 +27,7 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.kafka.port import Bounds, NewTopic
 from common.learning.devices import device_of
+from common.learning.gradients import GradientComputer
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
@@ -237,6 +238,45 @@ def test_worker_waits_until_the_weights_of_init_are_stored(bench: Bench, tmp_pat
     CheckpointStore(open_blobs(settings), NAME).put_init(b"")
     looks = iter((spec, None))
     bench.worker(spec, settings).run(lambda: next(looks))
+
+
+def _no_memory(*_: object, **__: object) -> None:
+    raise MemoryError("Unable to allocate 3.20 GiB")
+
+
+def test_worker_without_memory_for_the_model_says_so_before_it_joins(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.learning.gradients.FlatModel", _no_memory)
+    with pytest.raises(UserError, match=r"for the job's model \(requested 3.20 GiB, free \d"):
+        bench.worker()
+    assert bench.is_clean()
+
+
+@pytest.mark.parametrize(
+    "place", ["common.data.codecs.TensorCodec.decode", "common.redis.memory.MemoryBoard.triggers"]
+)
+def test_worker_without_memory_for_records_or_weights_ends_and_says_so(
+    bench: Bench, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.produce()
+    monkeypatch.setattr(place, _no_memory)
+    with pytest.raises(UserError, match=r"records and weights \(requested 3.20 GiB, free \d"):
+        bench.run()
+    assert bench.is_clean()
+
+
+def test_worker_follows_a_changed_response_to_a_lack_of_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[object]()
+    recorder = property(fset=lambda _, oom: found.append(oom))
+    monkeypatch.setattr(GradientComputer, "oom", recorder, raising=False)
+    spec = job()
+    changed = spec.model_copy(update={"oom": "hold"})
+    looks = iter([spec, changed, None])
+    bench.worker(spec).run(lambda: next(looks))
+    assert found == [None, "hold"]
 
 
 def test_failed_gradient_thread_ends_the_worker_without_leftovers(bench: Bench) -> None:

@@ -98,6 +98,7 @@ AUDITS = (
         2,
         1000,
         {"accuracy": 9},
+        1,
     ),
     Quarantined(3, BATCH, "expired", 6),
     Requeued(BATCH, "me", 1.5),
@@ -155,10 +156,11 @@ TRIGGERS = (
 )
 REPLIES = (
     Gradient(
-        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, REACHED, None),
+        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, True, TRAFFIC, REACHED, None),
     ),
     GradientReady(
-        W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, REACHED, life=11
+        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, True, TRAFFIC, REACHED),
+        life=11,
     ),
     Reduced(W1, MODEL, 11, ATTEMPT, 77, 2.0),
     Broken(W1, MODEL, 11, ATTEMPT, "left", (M2,)),
