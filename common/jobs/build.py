@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import UnavailableError
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, tensor_options
 from common.learning.tasks import build_model, check_size, fit_base, task_of
 from common.learning.trainer import Trainer
 
@@ -24,7 +25,10 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     """Return the settings of the job's optimizer."""
     optimizer = spec.optimizer
     return OptimizerSettings(
-        optimizer.name, optimizer.learning_rate, optimizer.options, optimizer.clip_norm
+        optimizer.name,
+        optimizer.learning_rate,
+        optimizer.options,
+        optimizer.clip_norm,
     )
 
 
@@ -60,8 +64,12 @@ def parts_of(
     check_size(task)
     model = FlatModel(build_model(task, spec.seed))
     share_base(model, task, spec.seed, store, write=True)
+    optimizer = replace(
+        optimizer_of(spec),
+        tensors=tensor_options(model.module, spec.optimizer.groups, spec.optimizer.no_decay),
+    )
     weights, count = model.vector.copy(), model.parameter_count
-    return weights, count, optimizer_of(spec), spec.reduction, model.layout, model.base.digest
+    return weights, count, optimizer, spec.reduction, model.layout, model.base.digest
 
 
 def share_base(

@@ -21,7 +21,7 @@ from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
-from common.learning.parameters import resolve_device
+from common.learning.parameters import resolve_device, tensor_options
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
@@ -121,10 +121,13 @@ class JobWorker:
         self._deadline = 0.0
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
+        module = build_model(task, spec.seed)
+        # The names of the groups must exist, also if this worker takes no steps.
+        tensor_options(module, spec.optimizer.groups, spec.optimizer.no_decay)
         store = CheckpointStore(open_blobs(settings), job.id) if settings.blobs else None
         computer = GradientComputer(
             task,
-            build_model(task, spec.seed),
+            module,
             resolve_device(settings.device),
             autocast=spec.autocast,
             reduction=spec.reduction,
