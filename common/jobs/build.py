@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import UnavailableError
 from common.learning.errors import enough_memory
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, tensor_options
 from common.learning.tasks import build_model, check_size, fit_base, task_of
 from common.learning.trainer import Trainer
 
@@ -25,7 +26,10 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     """Return the settings of the job's optimizer."""
     optimizer = spec.optimizer
     return OptimizerSettings(
-        optimizer.name, optimizer.learning_rate, optimizer.options, optimizer.clip_norm
+        optimizer.name,
+        optimizer.learning_rate,
+        optimizer.options,
+        optimizer.clip_norm,
     )
 
 
@@ -73,8 +77,12 @@ def parts_of(
     model.base.from_file = begin is not None
     is_final = spec.init is None or begin is not None
     share_base(model, task, spec.seed, store, write=is_final)
+    optimizer = replace(
+        optimizer_of(spec),
+        tensors=tensor_options(model.module, spec.optimizer.groups, spec.optimizer.no_decay),
+    )
     weights, count = model.vector.copy(), model.parameter_count
-    return weights, count, optimizer_of(spec), spec.reduction, model.layout, model.base.digest
+    return weights, count, optimizer, spec.reduction, model.layout, model.base.digest
 
 
 def share_base(

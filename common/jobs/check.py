@@ -51,6 +51,8 @@ class CheckReport(msgspec.Struct, frozen=True):
 
     # Why no job can use the task.
     refused: str = ""
+    # Fields that are wrong then.
+    fields: tuple[str, ...] = ("task",)
     # Why the task cannot be built here. Other processes may have it.
     missing: str = ""
     # Why the check did not complete.
@@ -125,7 +127,7 @@ def check_submission(
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
         coordinator_memory_mib: Memory for sums of rounds in flight and, with compression, for the
             tracked weights of workers (DOLL_COORDINATOR_MEMORY_MIB).
-        build: Builds a custom task.
+        build: Builds the task, if it is custom or the optimizer has groups of parameters.
 
     Returns:
         Why the task was not checked; None if it was.
@@ -135,17 +137,19 @@ def check_submission(
     """
     check_options(spec)
     unchecked: Unchecked | None = None
+    size_mb = 0.0
     if spec.task.name:
         parameters = options_of(spec.task.name, spec.task_options).parameters
         size_mb = parameters * _BYTES / _MIB
-    else:
+    # Only the network itself shows the names of its parameters.
+    if spec.task.entrypoint or spec.optimizer.groups:
         report = _looked_at(spec, allowed, build)
         if report.refused:
-            raise GivenError(("task",), report.refused)
+            raise GivenError(report.fields, report.refused)
         if why := report.missing or report.unended:
             unchecked = Unchecked(why, begun=bool(report.unended))
             _log.info("task_not_checked", job=spec.name, reason=why)
-        size_mb = report.model_mb
+        size_mb = max(size_mb, report.model_mb)
     if size_mb > MAX_MODEL_MIB:
         raise GivenError(
             ("task",),
@@ -197,8 +201,8 @@ def _looked_at(
     allowed: Collection[str],
     build: Callable[[JobSpec, Collection[str]], CheckReport],
 ) -> CheckReport:
-    """Build a custom task, if this process may and can."""
-    if spec.task.entrypoint not in allowed:
+    """Build the task, if this process may and can."""
+    if spec.task.entrypoint and spec.task.entrypoint not in allowed:
         return CheckReport(
             missing=f"DOLL_TASKS of this process does not list {spec.task.entrypoint}"
         )

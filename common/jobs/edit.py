@@ -52,6 +52,11 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
         part[last] = value
     group_size = changed.get("group_size")
     if isinstance(group_size, int) and "learning_rate" not in changed and spec.rate_by_group:
+        if spec.optimizer.has_own_rates:
+            raise UserError(
+                "change: group_size: would scale the learning rate, but the rates of"
+                " optimizer.groups cannot be changed; set learning_rate, too"
+            )
         tree["optimizer"]["learning_rate"] *= group_size / spec.group_size
     try:
         made = JobSpec.model_validate_json(json.dumps(tree))

@@ -69,6 +69,8 @@ def _one_of(value: object, offered: Sequence[str]) -> object:
 
 # A field that the job's record omits while it is unset.
 _Later = Field(exclude_if=lambda value: value is None)
+# A list that the job's record omits while it is empty.
+_IfAny = Field(exclude_if=lambda value: not value)
 _Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 _Numbers = Annotated[_Number | tuple[_Number, ...] | None, _Later]
 _Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
@@ -528,6 +530,27 @@ class ScheduleSpec(SpecPart):
         return RateSchedule(self.kind, self.warmup_updates, **self._given)
 
 
+class ParameterGroupSpec(SpecPart):
+    """Learning rate and weight decay of some of the model's parameters."""
+
+    match: Annotated[str, Field(min_length=1, max_length=1000)]
+    """Pattern for the dotted names of parameters, as in `module.named_parameters()`: `*` stands for
+    any characters, also dots. Example: `encoder.*`. The first group that matches a parameter
+    applies. A pattern that matches no trained parameter is refused."""
+    learning_rate: Annotated[Positive | None, _Later] = None
+    """Learning rate of these parameters. A schedule applies to it, and with a tuned or another
+    `group_size` of a rule it is adapted like the optimizer's. Learning rates of rules, and later
+    changes of the job's learning rate, do not apply to it. Optional. If unset, the optimizer's."""
+    weight_decay: Annotated[NotNegative | None, _Later] = None
+    """Weight decay of these parameters. Not for `ftrl`. Optional. If unset, the optimizer's."""
+
+    @model_validator(mode="after")
+    def _has_options(self) -> ParameterGroupSpec:
+        if self.learning_rate is None and self.weight_decay is None:
+            raise ValueError("must have learning_rate, weight_decay, or both")
+        return self
+
+
 class OptimizerSpec(SpecPart):
     """Optimizer that applies the gradient of each update to the model's weights."""
 
@@ -561,6 +584,13 @@ class OptimizerSpec(SpecPart):
     larger norm is scaled down to this norm. Optional. If unset, gradients are not clipped."""
     schedule: Annotated[ScheduleSpec | None, _Later] = None
     """Schedule of the learning rate. Optional. If unset, the rate is constant."""
+    groups: Annotated[tuple[ParameterGroupSpec, ...], _IfAny] = Field(default=(), max_length=100)
+    """Groups of parameters with a learning rate or weight decay of their own. Optional. If unset,
+    all parameters have the optimizer's."""
+    no_decay: Annotated[tuple[Literal["norms", "biases"], ...], _IfAny] = ()
+    """Kinds of parameters without weight decay, even if a group sets one: `norms` for those of
+    normalization layers, `biases` for those with the word `bias` in their own name, such as `bias`
+    or `in_proj_bias`. Not for `ftrl`. Optional. If unset, none."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "sgd": frozenset({"weight_decay", "momentum", "nesterov"}),
@@ -574,8 +604,13 @@ class OptimizerSpec(SpecPart):
     @property
     def options(self) -> dict[str, Any]:
         """Options that this optimizer was given, besides the name and the learning rate."""
-        others = {"name", "learning_rate", "clip_norm", "schedule"}
+        others = {"name", "learning_rate", "clip_norm", "schedule", "groups", "no_decay"}
         return self.model_dump(exclude=others, exclude_none=True)
+
+    @property
+    def has_own_rates(self) -> bool:
+        """True if a group of parameters has its own learning rate."""
+        return any(each.learning_rate is not None for each in self.groups)
 
     @property
     def scheduled(self) -> RateSchedule:
@@ -589,6 +624,11 @@ class OptimizerSpec(SpecPart):
             raise ValueError(
                 f"{option}: is not an option of {self.name}, only of {', '.join(takes)}; remove it"
             )
+        if "weight_decay" not in self._own[self.name]:
+            decays = [each.weight_decay is not None for each in self.groups]
+            if self.no_decay or any(decays):
+                field = f"groups[{decays.index(True)}].weight_decay" if any(decays) else "no_decay"
+                raise ValueError(f"{field}: {self.name} has no weight decay; remove it")
         if self.name == "momentum" and self.momentum == 0:
             raise ValueError("momentum: must be above 0, got 0; use sgd instead")
         if self.nesterov and self.name == "sgd" and not self.momentum:
@@ -1049,6 +1089,13 @@ class JobSpec(SpecPart):
     @model_validator(mode="after")
     def _can_step_locally(self) -> JobSpec:
         self.synchronised.check_local_steps(self.group_size, self.optimizer.name, "optimizer.name")
+        if self.optimizer.has_own_rates and any(
+            mode.local_rate for mode, _ in self.synchronised.modes(self.group_size)
+        ):
+            raise ValueError(
+                "optimizer.groups: a learning_rate of a group cannot be combined with"
+                " synchronisation.local_rate, because local steps have one rate; remove one of them"
+            )
         for place, rule in enumerate(self.synchronised.rules):
             if rule.local_rate and rule.learning_rate and self.reduction == "mean":
                 raise ValueError(
@@ -1130,12 +1177,13 @@ class JobSpec(SpecPart):
             )
         self._counts_machines()
         self._bids_for_a_backlog()
-        by, own = self.optimizer, bool(self.optimizer.momentum or self.optimizer.weight_decay)
+        by = self.optimizer
+        own = bool(by.momentum or by.weight_decay or by.groups)
         step = (by.name, own, self.reduction)
         whole = step == ("sgd", False, "mean") and self._most_learning_rate <= 1
         if self.task.name == "lda" and not whole:
             raise ValueError(
-                "optimizer: lda requires `name: sgd` without weight_decay and momentum,"
+                "optimizer: lda requires `name: sgd` without weight_decay, momentum and groups,"
                 " `reduction: mean`, and learning rates of at most 1, also for the group sizes of"
                 " rules and of the tuner; otherwise topics become negative"
             )

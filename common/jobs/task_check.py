@@ -7,12 +7,13 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from common.errors import TaskMissingError, UserError
+from common.errors import GivenError, TaskMissingError, UserError
 from common.jobs.check import MOST_MIB, CheckReport, CheckRequest
 from common.jobs.spec import job_from_json
 
@@ -24,16 +25,21 @@ def built(order: CheckRequest) -> CheckReport:
     """Build the task, and report what was found."""
     # These import torch.
     from common.learning.errors import one_line  # noqa: PLC0415 -- see above
+    from common.learning.parameters import tensor_options  # noqa: PLC0415 -- see above
     from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- see above
 
     spec = job_from_json(bytes(order.spec))
     try:
-        size_mb = try_model(task_of(spec, order.allowed), spec.seed)
+        by = spec.optimizer
+        check = partial(tensor_options, groups=by.groups, no_decay=by.no_decay)
+        size_mb = try_model(task_of(spec, order.allowed), spec.seed, check)
         if size_mb is None:
             return CheckReport(
                 unended=f"the model needs more than the {MOST_MIB:,} MiB that a check may use"
             )
         return CheckReport(model_mb=size_mb)
+    except GivenError as error:
+        return CheckReport(refused=error.problem, fields=error.fields)
     except TaskMissingError as error:
         return CheckReport(missing=str(error))
     except UserError as error:

@@ -17,6 +17,7 @@ from common.core.messages import ALL_REACHED
 from common.data.decoders import converted
 from common.errors import UserError
 from common.learning.checkpoint import optimizer_kind
+from common.learning.parameters import TensorOptions
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -39,6 +40,8 @@ class OptimizerSettings:
     options: Mapping[str, object] = field(default_factory=dict)
     # Gradients with a larger norm, after `reduction`, are scaled down to this norm.
     clip_norm: float | None = None
+    # Options of each parameter tensor of the model. Empty if none has its own.
+    tensors: tuple[TensorOptions, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -200,6 +203,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
+class Step(NamedTuple):
+    """Rates of one step, and the tensors that it moves."""
+
+    # Learning rate of tensors without their own.
+    rate: float
+    # Factor of all learning rates.
+    scale: float = 1.0
+    # Tensors that the gradient reached, see `reached_mask`.
+    reached: int = ALL_REACHED
+
+
 class _Run(NamedTuple):
     """Neighbouring tensors that are stepped as one."""
 
@@ -239,6 +253,15 @@ class FlatOptimizer:
         whole = torch.nn.Parameter(torch.zeros(int(self._edges[-1])))
         self._optimizer = make_optimizer(settings, whole)
         self._initial = tuple(self._optimizer.state.pop(whole, ()))
+        tensors = settings.tensors or (TensorOptions(),) * len(sizes)
+        # Different options, each of a group of the optimizer.
+        self._options = [*dict.fromkeys(tensors)]
+        self._groups = np.array([self._options.index(each) for each in tensors])
+        for _ in self._options[1:]:
+            self._optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(0))]})
+        for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+            if options.weight_decay is not None:
+                group["weight_decay"] = options.weight_decay
         # One parameter per run of a step, reused by later steps.
         self._parameters = [whole]
 
@@ -253,8 +276,7 @@ class FlatOptimizer:
         weights: Tensor,
         gradient: Tensor,
         state: dict[str, Tensor],
-        rate: float,
-        reached: int = ALL_REACHED,
+        step: Step,
     ) -> None:
         """Take one step.
 
@@ -262,19 +284,21 @@ class FlatOptimizer:
             weights: (n,) float32 weights of the part; changed in place.
             gradient: (n,) float32
             state: State of the part; changed in place.
-            rate: Learning rate of this step.
-            reached: Tensors that the gradient reached, see `reached_mask`.
+            step: Rates of the step, and the tensors that it moves.
 
         Raises:
             UserError: If the rate is not positive and finite.
         """
-        set_learning_rate(self._optimizer, rate)
+        set_learning_rate(self._optimizer, step.rate * step.scale)
+        for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+            if options.learning_rate is not None:
+                group["lr"] = options.learning_rate * step.scale
         every = (1 << len(self._edges) - 1) - 1
         differ = "step" in state and state["step"].ndim
-        if reached & every == every and not differ:
-            self._step([_Run(weights, gradient, state)])
+        if step.reached & every == every and not differ and len(self._options) == 1:
+            self._step([[_Run(weights, gradient, state)]])
         else:
-            self._step_some(weights, gradient, state, reached & every)
+            self._step_some(weights, gradient, state, step.reached & every)
 
     def _step_some(
         self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], reached: int
@@ -286,13 +310,13 @@ class FlatOptimizer:
             state[name] = torch.zeros(() if name == "step" else len(weights))
         steps = state.get("step", torch.zeros(())).expand(count).numpy().copy()
         arrays = {name: value for name, value in state.items() if name != "step"}
-        runs = []
-        for start, stop, before in self._runs(chosen, steps):
+        runs = [list[_Run]() for _ in self._options]
+        for start, stop, before, group in self._runs(chosen, steps):
             place = slice(start, stop)
             own = {name: value[place] for name, value in arrays.items()}
             if "step" in state:
                 own["step"] = torch.tensor(before)
-            runs.append(_Run(weights[place], gradient[place], own))
+            runs[group].append(_Run(weights[place], gradient[place], own))
         self._step(runs)
         if "step" in state:
             steps += chosen
@@ -301,30 +325,37 @@ class FlatOptimizer:
 
     def _runs(
         self, chosen: npt.NDArray[np.bool_], steps: npt.NDArray[np.float32]
-    ) -> Iterator[tuple[int, int, np.float32]]:
-        """Yield start, stop and number of steps of neighbouring tensors that are alike."""
+    ) -> Iterator[tuple[int, int, np.float32, int]]:
+        """Yield start, stop, number of steps and group of neighbouring tensors that are alike."""
         starts, stops = self._edges[:-1], self._edges[1:]
         tensors = np.flatnonzero(chosen & (starts < stops))
         if not len(tensors):
             return
         before, after = tensors[:-1], tensors[1:]
+        groups = self._groups
         breaks = (stops[before] != starts[after]) | (steps[before] != steps[after])
+        breaks |= groups[before] != groups[after]
         firsts, lasts = tensors[np.append(True, breaks)], tensors[np.append(breaks, True)]
-        yield from zip(starts[firsts].tolist(), stops[lasts].tolist(), steps[firsts], strict=True)
+        places = starts[firsts].tolist(), stops[lasts].tolist()
+        yield from zip(*places, steps[firsts], groups[firsts].tolist(), strict=True)
 
-    def _step(self, runs: Sequence[_Run]) -> None:
-        while len(self._parameters) < len(runs):
-            self._parameters.append(torch.nn.Parameter(torch.zeros(0)))
-        [group] = self._optimizer.param_groups
-        group["params"] = self._parameters[: len(runs)]
-        for parameter, run in zip(group["params"], runs, strict=True):
-            parameter.data, parameter.grad = run.weights, run.gradient
-            self._optimizer.state[parameter] = run.state
+    def _step(self, runs: Sequence[Sequence[_Run]]) -> None:
+        """Step the runs of each group."""
+        more = sum(map(len, runs)) - len(self._parameters)
+        self._parameters += [torch.nn.Parameter(torch.zeros(0)) for _ in range(more)]
+        spare = iter(self._parameters)
+        for group, own in zip(self._optimizer.param_groups, runs, strict=True):
+            group["params"] = []
+            for run in own:
+                parameter = next(spare)
+                parameter.data, parameter.grad = run.weights, run.gradient
+                self._optimizer.state[parameter] = run.state
+                group["params"].append(parameter)
         self._optimizer.step()
         # The optimizer keeps no memory of its callers.
-        self._optimizer.state.clear()
-        for parameter in group["params"]:
+        for parameter in self._parameters:
             parameter.grad = None
+        self._optimizer.state.clear()
 
 
 def _check_learning_rate(learning_rate: float) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import chain
 from math import isfinite
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from common.core.messages import ALL_REACHED
 from common.core.vectors import SparseVector, write_to
-from common.errors import CorruptError, OtherModelError, UserError
+from common.errors import CorruptError, GivenError, OtherModelError, UserError
 from common.learning.base import OTHER_TASK, Base
 from common.learning.checkpoint import Layout, TensorSlice, difference
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from common.core.messages import Vector
 
@@ -362,6 +367,70 @@ def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
                     "use one parameter for both"
                 )
     return parameters, buffers
+
+
+# Modules that normalize their inputs. `_NormBase` is the base of all kinds of batch and instance
+# normalization.
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class TensorOptions(NamedTuple):
+    """Options of one parameter tensor. None stands for the optimizer's own."""
+
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+
+
+class ParameterGroup(Protocol):
+    """Options of all parameters whose dotted names match a pattern."""
+
+    match: str
+    learning_rate: float | None
+    weight_decay: float | None
+
+
+def tensor_options(
+    module: nn.Module, groups: Sequence[ParameterGroup], no_decay: Collection[str]
+) -> tuple[TensorOptions, ...]:
+    """Return the options of each parameter tensor of a module. Empty if none has its own.
+
+    Args:
+        module: The module.
+        groups: Groups of parameters. The first one that matches a parameter applies.
+        no_decay: Kinds of parameters without weight decay: "norms", "biases".
+
+    Raises:
+        GivenError: If a group matches no trained parameter.
+        UserError: If the module cannot be trained. See `training_state`.
+    """
+    parameters, _ = training_state(module)
+    if not groups and not no_decay:
+        return ()
+    # Tied weights have several names.
+    names = {id(each): list[str]() for each in parameters.values()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.get(id(parameter), []).append(name)
+    every = [*chain.from_iterable(names.values())]
+    for number, group in enumerate(groups):
+        if not any(fnmatchcase(name, group.match) for name in every):
+            close = get_close_matches(group.match, every, n=3, cutoff=0.0)
+            raise GivenError(
+                (f"optimizer.groups[{number}].match",),
+                f"must match a trained parameter, got {group.match!r}; the nearest names are"
+                f" {', '.join(close)}",
+            )
+    norms = {id(each) for m in module.modules() if isinstance(m, _NORMS) for each in m.parameters()}
+    found = []
+    for each in parameters.values():
+        own = names[id(each)]
+        matching = (g for g in groups if any(fnmatchcase(name, g.match) for name in own))
+        first = next(matching, None)
+        rate, decay = (first.learning_rate, first.weight_decay) if first else (None, None)
+        is_bias = "bias" in own[0].rpartition(".")[2].split("_")
+        if ("norms" in no_decay and id(each) in norms) or ("biases" in no_decay and is_bias):
+            decay = 0.0
+        found.append(TensorOptions(rate, decay))
+    return tuple(found)
 
 
 def is_counter(owner: nn.Module, name: str) -> bool:

@@ -30,6 +30,7 @@ from common.learning.checkpoint import (
     unnamed,
     unpack,
 )
+from common.learning.optimizers import Step
 from common.learning.slices import Slice, cut, part_of
 from common.learning.trainer import REMEDY, unpacked
 
@@ -118,12 +119,12 @@ class SlicedTrainer:
             UserError: If the rate is not positive and finite.
         """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
+        step = Step(rate, scale, reached)
         norm = square**0.5 / (samples if self._reduction == "mean" else 1)
         for number, total in totals.items():
             place = self.places[number]
             weights, following = self._weights[place], self.following[place]
-            step = weights, total, samples, rate * scale, following, norm, reached
-            self._held[number].prepare(*step)
+            self._held[number].prepare(weights, total, samples, step, following, norm)
 
     def commit(self, owned: Collection[int]) -> None:
         """Put the prepared step in force; drop the state of slices that were not owned in it."""

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from common.core.messages import ALL_REACHED
 from common.core.vectors import squared_norm
-from common.learning.optimizers import FlatOptimizer, OptimizerSettings
+from common.learning.optimizers import FlatOptimizer, OptimizerSettings, Step
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -135,10 +134,9 @@ class Slice:
         weights: Vector,
         total: Vector,
         samples: int,
-        rate: float,
+        step: Step,
         following: Vector,
         norm: float,
-        reached: int = ALL_REACHED,
     ) -> None:
         """Prepare a step, which replaces an earlier prepared one.
 
@@ -146,11 +144,10 @@ class Slice:
             weights: (n,) float32, the slice's current weights.
             total: (n,) float32 summed over the samples of the update; overwritten.
             samples: Number of samples.
-            rate: Learning rate of this step.
+            step: Rates of the step, and the tensors that it moves.
             following: (n,) float32, overwritten with the weights after the step.
             norm: |gradient| of all slices, computed with `square`; used if the settings have a
                 `clip_norm`. It is rounded once more than in a step over the whole.
-            reached: Parameter tensors of the model that the gradients reached, see `reached_mask`.
 
         Raises:
             UserError: If the rate is not positive and finite.
@@ -169,7 +166,7 @@ class Slice:
             same = name in spare and spare[name].shape == value.shape
             self._spare[name] = spare[name].copy_(value) if same else value.clone()
         split = torch.from_numpy(following[: self._split])
-        self._optimizer.step(split, torch.from_numpy(gradient), self._spare, rate, reached)
+        self._optimizer.step(split, torch.from_numpy(gradient), self._spare, step)
 
     def commit(self) -> None:
         """Put the prepared step in force."""

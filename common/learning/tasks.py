@@ -356,10 +356,17 @@ def model_mb(task: Task) -> float | None:
     return None if module is None else _mb(module)
 
 
-def try_model(task: Task, seed: int) -> float | None:
+def try_model(
+    task: Task, seed: int, check: Callable[[nn.Module], object] = training_state
+) -> float | None:
     """Return the MiB of a model, allocating it if necessary; None if memory does not suffice.
 
     The caller must limit the memory of this process.
+
+    Args:
+        task: The task.
+        seed: Seed of the weights.
+        check: Raises an error if the module is unsuitable.
 
     Raises:
         UserError: If the task does not build a module that can be trained.
@@ -372,7 +379,7 @@ def try_model(task: Task, seed: int) -> float | None:
             if lacks_memory(error.__cause__):
                 return None
             raise
-    training_state(module)
+    check(module)
     return _mb(module)
 
 

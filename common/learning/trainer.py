@@ -27,6 +27,7 @@ from common.learning.optimizers import (
     STATE_NAMES,
     FlatOptimizer,
     OptimizerSettings,
+    Step,
 )
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class Trainer:
         if self._settings.clip_norm is not None:
             self._parameter.grad = gradient
             torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
-        self._optimizer.step(self._parameter.data, gradient, self._state, rate * scale, reached)
+        weights = self._parameter.data
+        self._optimizer.step(weights, gradient, self._state, Step(rate, scale, reached))
         self._weights[self.parameter_count :] += moved
 
     def weights(self) -> memoryview:

@@ -23,6 +23,7 @@ from common.learning.devices import device_of, resolve_device, used_bytes
 from common.learning.errors import enough_memory
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
+from common.learning.parameters import tensor_options
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
@@ -349,11 +350,15 @@ def _computer(
     """Build the job's model, with the frozen tensors that all workers share.
 
     Raises:
-        UserError: If these tensors differ from those of the task.
+        UserError: If these tensors differ from those of the task, or `optimizer.groups` names
+            parameters that the model lacks.
     """
+    module = build_model(task, spec.seed)
+    # The names of the groups must exist, also if this worker takes no steps.
+    tensor_options(module, spec.optimizer.groups, spec.optimizer.no_decay)
     computer = GradientComputer(
         task,
-        build_model(task, spec.seed),
+        module,
         device,
         autocast=spec.autocast,
         reduction=spec.reduction,

@@ -118,6 +118,22 @@ def test_invalid_option_of_a_built_in_task_is_rejected_by_field() -> None:
     )
 
 
+def test_group_of_no_parameter_is_rejected_by_field_for_built_in_and_own_tasks() -> None:
+    for made in (spec(name="logistic-regression", classes=2), own("Plain")):
+        by = made.optimizer.model_dump(exclude_none=True)
+        by |= {
+            "groups": [
+                {"match": "*", "learning_rate": 0.1},
+                {"match": "wieght", "learning_rate": 1},
+            ]
+        }
+        fields = made.model_dump(mode="json") | {"optimizer": by}
+        wrong = refusal(JobSpec.model_validate_json(as_json_of(fields)), built_here)
+        assert wrong.fields == ("optimizer.groups[1].match",)
+        assert "got 'wieght'; the nearest names are" in wrong.problem
+        assert "weight" in wrong.problem
+
+
 @pytest.mark.parametrize(
     ("synchronisation", "workers", "in_flight"),
     [

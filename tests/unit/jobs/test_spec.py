@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from common.core.settings import AggregationSettings, Mode, Rule
 from common.errors import UserError
+from common.jobs.edit import changed_spec
 from common.jobs.job_file import parse_job
 from common.jobs.spec import JobSpec, job_from_json
 
@@ -559,3 +560,60 @@ def test_members_that_hold_the_weights_cannot_start_with_pretrained_ones() -> No
     data = yaml.safe_load(changed("init", {"from": "a", "sha256": "0" * 64}))
     with pytest.raises(UserError, match="mode: group cannot be combined with init"):
         parse_job(yaml.safe_dump(data | {"aggregation": {"mode": "group"}}))
+
+
+def with_optimizer(name: str = "sgd", **options: Any) -> str:  # noqa: ANN401 -- any JSON
+    return changed("optimizer", {"name": name, "learning_rate": 0.1, **options})
+
+
+def test_groups_of_parameters_are_parsed_and_omitted_if_unset() -> None:
+    groups = [{"match": "encoder.*", "learning_rate": 0.01}, {"match": "*", "weight_decay": 0}]
+    spec = parse_job(with_optimizer("adamw", groups=groups, no_decay=["norms", "biases"]))
+    first, second = spec.optimizer.groups
+    assert (first.match, first.learning_rate, first.weight_decay) == ("encoder.*", 0.01, None)
+    assert (second.learning_rate, second.weight_decay) == (None, 0)
+    assert spec.optimizer.options == {}
+    assert job_from_json(spec.model_dump_json()) == spec
+    record = parse_job(TEXT).model_dump_json()
+    assert "groups" not in record
+    assert "no_decay" not in record
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (with_optimizer(groups=[{"match": "a"}]), "must have learning_rate, weight_decay, or both"),
+        (with_optimizer(groups=[{"match": "", "weight_decay": 0}]), "optimizer.groups[0].match"),
+        (with_optimizer(groups=[{"match": "a", "learning_rate": 0}]), "groups[0].learning_rate"),
+        (with_optimizer(no_decay=["weights"]), "optimizer.no_decay[0]"),
+        (with_optimizer("ftrl", no_decay=["norms"]), "no_decay: ftrl has no weight decay"),
+        (
+            with_optimizer(
+                "ftrl",
+                groups=[{"match": "a", "learning_rate": 1}, {"match": "b", "weight_decay": 1}],
+            ),
+            "groups[1].weight_decay: ftrl has no weight decay",
+        ),
+    ],
+)
+def test_invalid_group_of_parameters_is_rejected(text: str, reason: str) -> None:
+    assert reason in refusal(text)
+
+
+def test_group_rates_cannot_be_combined_with_local_steps() -> None:
+    data = yaml.safe_load(with_optimizer(groups=[{"match": "a", "learning_rate": 1}]))
+    data["synchronisation"] = {"mode": "averaging", "local_rate": 0.1}
+    assert "optimizer.groups: a learning_rate of a group" in refusal(yaml.safe_dump(data))
+    data["optimizer"]["groups"] = [{"match": "a", "weight_decay": 1}]
+    assert parse_job(yaml.safe_dump(data)).optimizer.groups
+
+
+def test_change_of_group_size_with_group_rates_requires_a_learning_rate() -> None:
+    spec = parse_job(with_optimizer(groups=[{"match": "a", "learning_rate": 1}]))
+    with pytest.raises(UserError, match="set learning_rate, too"):
+        changed_spec(spec, {"group_size": 10})
+    made = changed_spec(spec, {"group_size": 10, "learning_rate": 0.2})
+    assert (made.group_size, made.optimizer.learning_rate) == (10, 0.2)
+    assert made.optimizer.groups == spec.optimizer.groups
+    with pytest.raises(UserError, match='"groups" cannot be changed'):
+        changed_spec(spec, {"groups": None})

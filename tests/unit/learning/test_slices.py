@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.learning.checkpoint import joined
-from common.learning.optimizers import STATE_NAMES, OptimizerSettings
+from common.learning.optimizers import STATE_NAMES, OptimizerSettings, Step
 from common.learning.slices import BLOCK, Slice, cut, digest, lengths, part_of
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -83,7 +83,7 @@ def test_step_over_slices_equals_the_whole_step_bit_for_bit(
             for _ in range(2):
                 rate = RATE / (update + 1)
                 each.prepare(
-                    weights[place], total[place].copy(), SAMPLES, rate, following[place], 0.0
+                    weights[place], total[place].copy(), SAMPLES, Step(rate), following[place], 0.0
                 )
             each.commit()
         weights = following
@@ -96,7 +96,7 @@ def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
     weights, total = drawn(size, 0), drawn(size, 1)
     one = Slice(slice(0, size), [size], settings)
     following = np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, RATE, following, 0.0)
+    one.prepare(weights, total.copy(), SAMPLES, Step(RATE), following, 0.0)
     one.commit()
     slices = [Slice(place, [size], settings) for place in cut(size, 2)]
     for each in slices:
@@ -107,10 +107,10 @@ def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
 
     weights = following
     after, expected = np.empty_like(weights), np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, RATE, expected, 0.0)
+    one.prepare(weights, total.copy(), SAMPLES, Step(RATE), expected, 0.0)
     for each in slices:
         place = each.place
-        each.prepare(weights[place], total[place].copy(), SAMPLES, RATE, after[place], 0.0)
+        each.prepare(weights[place], total[place].copy(), SAMPLES, Step(RATE), after[place], 0.0)
 
     assert after.tobytes() == expected.tobytes()
 
@@ -137,7 +137,7 @@ def test_gradient_of_slices_is_clipped_by_the_norm_of_all(
     following = np.empty_like(weights)
     for each, part in zip(slices, parts, strict=True):
         place = each.place
-        each.prepare(weights[place], part, SAMPLES, RATE, following[place], found)
+        each.prepare(weights[place], part, SAMPLES, Step(RATE), following[place], found)
 
     # Slices add up the norm's squares in another order. So the factor, the clipped gradient, the
     # step and the weight may each round differently.
