@@ -84,6 +84,15 @@ class Unchecked(NamedTuple):
             )
 
 
+class Checked(NamedTuple):
+    """Result of the check of a job that was not refused."""
+
+    # Size of the model's weights. 0 if the task was not checked.
+    model_mb: float
+    # None if the task was checked.
+    unchecked: Unchecked | None
+
+
 def built_apart(
     spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S
 ) -> CheckReport:
@@ -119,7 +128,7 @@ def check_submission(
     allowed: Collection[str],
     coordinator_memory_mib: int,
     build: Callable[[JobSpec, Collection[str]], CheckReport] = built_apart,
-) -> Unchecked | None:
+) -> Checked:
     """Refuse a job if its task is found to be invalid. May take some seconds.
 
     Args:
@@ -128,9 +137,6 @@ def check_submission(
         coordinator_memory_mib: Memory for sums of rounds in flight and, with compression, for the
             tracked weights of workers (DOLL_COORDINATOR_MEMORY_MIB).
         build: Builds the task, if it is custom or the optimizer has groups of parameters.
-
-    Returns:
-        Why the task was not checked; None if it was.
 
     Raises:
         GivenError: If the task is invalid, with the field's path.
@@ -176,7 +182,7 @@ def check_submission(
             f" {'lower it' if rounds > 1 else 'remove it'}, or allow more",
         )
 
-    return unchecked
+    return Checked(size_mb, unchecked)
 
 
 def check_init(spec: JobSpec, settings: Settings) -> None:

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec
+    from common.core.liveness import Device
     from common.jobs.spec import JobSpec
 
 # Largest staleness s that needed few more records for the same loss in measurements, at the
 # majority of learning rates.
 FRESH = 2
+# Numbers that an optimizer keeps for each parameter, if not two.
+STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "ftrl": 3}
 
 
 def notes_on(spec: JobSpec) -> tuple[str, ...]:
@@ -31,6 +34,25 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
     if asked is not None and (note := window_note(spec, asked.workers)):
         notes.append(note)
     return tuple(notes)
+
+
+def gpu_note(spec: JobSpec, model_mb: float, smallest: Device | None) -> str:
+    """Return a warning if the job's model does not fit into a GPU; else "".
+
+    Args:
+        spec: The job.
+        model_mb: Size of its weights in MiB.
+        smallest: GPU with the least memory. None if there is no GPU.
+    """
+    states = STATES.get(spec.optimizer.name, 2)
+    needed = (2 + states) * model_mb
+    if smallest is None or needed * (1 << 20) <= smallest.memory_bytes:
+        return ""
+    return (
+        f"task: weights, gradient and optimizer state take {needed:,.0f} MiB, but a worker's GPU"
+        f" ({smallest.name}) has only {smallest.memory_bytes >> 20:,} MiB; use a smaller model or"
+        " set DOLL_GPUS=none on that worker"
+    )
 
 
 def window_note(spec: JobSpec, workers: int | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# The module `pynvml`, or a fake with the functions that are used here.
+Nvml: TypeAlias = Any
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)(a?)[a-z]*")
 
 
@@ -62,31 +64,6 @@ class NvmlError(Exception):
     """NVML reports a fault of the driver."""
 
 
-class Nvml(Protocol):
-    """The functions of the module `pynvml` that are used here. A handle is opaque."""
-
-    # An exception with a number as `value`.
-    NVMLError: Any
-    NVML_ERROR_NOT_SUPPORTED: int
-    NVML_ERROR_NOT_FOUND: int
-    NVML_ERROR_LIBRARY_NOT_FOUND: int
-
-    # ruff: noqa: D102, N802 -- NVIDIA's documentation describes them
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlSystemGetDriverVersion(self) -> str: ...
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: ANN401
-    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: ANN401
-    def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: ANN401
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: ANN401
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> Sequence[int]: ...  # noqa: ANN401
-    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...  # noqa: ANN401
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: ANN401
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: ANN401
-
-
 def read_gpus(nvml: Nvml | None = None) -> GpuInventory:
     """Return the GPUs of this machine. In a container, these are the container's.
 
@@ -98,9 +75,9 @@ def read_gpus(nvml: Nvml | None = None) -> GpuInventory:
         NvmlError: If the driver is faulty.
     """
     if nvml is None:
-        import pynvml  # noqa: PLC0415 -- a process without GPUs does not need it
+        import pynvml  # noqa: PLC0415 -- only processes that compute have it
 
-        nvml = cast("Nvml", pynvml)
+        nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

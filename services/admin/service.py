@@ -33,7 +33,7 @@ from services.admin.simulating import Simulations
 from services.admin.stores import Stores
 
 if TYPE_CHECKING:
-    from common.jobs.check import Unchecked
+    from common.jobs.check import Checked
     from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
@@ -138,11 +138,8 @@ class AdminService:
         except KeyError:
             raise NotFoundError(f'there is no job "{name}"') from None
 
-    async def check(self, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
+    async def check(self, spec: JobSpec, *, unchecked: bool = False) -> Checked:
         """Refuse a job that could not run; waits for its turn and may take seconds.
-
-        Returns:
-            Reason why its task was not checked, or None if it was.
 
         Raises:
             GivenError: If the job is invalid; names the field.
@@ -151,11 +148,11 @@ class AdminService:
         most_mib = settings.coordinator_memory_mib
         build = unasked if unchecked else built_apart
 
-        def checked() -> Unchecked | None:
-            why_not = check_submission(spec, settings.tasks, most_mib, build)
+        def checked() -> Checked:
+            found = check_submission(spec, settings.tasks, most_mib, build)
             check_market(spec, settings)
             check_init(spec, settings)
-            return why_not
+            return found
 
         return await self.tasks.run(checked)
 

@@ -64,6 +64,7 @@ from services.admin.live.feed import Feed
 from services.admin.live.listing import Listing, LiveSummary
 
 if TYPE_CHECKING:
+    from common.core.liveness import Device
     from common.jobs.progress import JobObservation, State
     from common.jobs.store import JobRecord
     from common.jobs.watching import ReadLiveStatuses
@@ -638,6 +639,16 @@ class Followers:
                     if process and (server not in found or since_s < found[server].since_s):
                         found[server] = OutageNotice(since_s, f"{process}: {reason}")
         return found
+
+    def smallest_gpu(self) -> Device | None:
+        """Return the GPU with the least memory of all workers that are at a job now, or None."""
+        found: list[Device] = []
+        for follower in list(self._followers.values()):
+            if follower.ended_s is None:
+                with follower.view() as view:
+                    found += view.job.seen.devices.values()
+        gpus = [each for each in found if each.kind == "cuda" and each.memory_bytes]
+        return min(gpus, key=lambda each: each.memory_bytes, default=None)
 
     def receive(self, follower: JobFollower) -> None:
         """Note that a job may have new records. Called by the log's threads, too."""

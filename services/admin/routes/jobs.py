@@ -36,6 +36,7 @@ from common.core.messages import Wanted  # noqa: TC001 -- FastAPI reads it when 
 from common.errors import UnavailableError, UserError
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
 from common.jobs.job_file import check_options
+from common.jobs.notes import gpu_note
 from common.jobs.progress import JobProgress, Word
 from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
@@ -279,7 +280,7 @@ async def create_job(
     """
     # Invalid options are refused before the request waits for its turn.
     check_options(spec)
-    why_not = await service.check(spec, unchecked=unchecked)
+    model_mb, why_not = await service.check(spec, unchecked=unchecked)
     if why_not is not None:
         why_not.refuse()
     request = _fingerprint(caller.name, idempotency_key, spec, source) if idempotency_key else ""
@@ -295,9 +296,11 @@ async def create_job(
     else:
         body = (await service.followers.ready(spec.name)).job_json(record)
         answer = JobAnswer.model_validate_json(body)
+    note = gpu_note(spec, model_mb, service.followers.smallest_gpu())
     submitted = SubmittedJob.model_validate(
         {
             **dict(answer),
+            "notes": (*answer.notes, *filter(None, [note])),
             "beginning": beginning,
             "checked": why_not is None,
             "unchecked": "" if why_not is None else why_not.why,

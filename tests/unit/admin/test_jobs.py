@@ -17,7 +17,7 @@ from common.api.keys import KeyStore
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
-from common.jobs.check import PATIENCE_S, CheckReport, Unchecked
+from common.jobs.check import PATIENCE_S, Checked, CheckReport
 from common.jobs.edit import CHANGEABLE
 from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec
@@ -228,13 +228,13 @@ def test_checks_of_two_requests_run_concurrently(
 
     monkeypatch.setattr(service, "built_apart", build)
 
-    async def ask() -> list[Unchecked | None]:
+    async def ask() -> list[Checked]:
         spec = JobSpec.model_validate_json(json.dumps(SPEC | {"task": {"entrypoint": OWN}}))
         # Two requests of one client arrive in order.
         checks = (checking.service.check(spec) for _ in range(2))
-        return await asyncio.gather(*checks)
+        return list(await asyncio.gather(*checks))
 
-    assert checking.runner.run(ask()) == [None, None]
+    assert checking.runner.run(ask()) == [Checked(1.0, None)] * 2
 
 
 def test_too_large_model_is_rejected_at_its_field(world: World) -> None:

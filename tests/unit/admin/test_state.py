@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.liveness import Device
 from common.core.messages import ModelId, WorkerId
 from common.jobs.operations import JobOperations
 from services.admin.live.followers import JobFollower
+from services.admin.routes.requests import JOB as EXAMPLE
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.live.helpers import JOB, Topics, job, lead, update
 
@@ -55,6 +57,21 @@ def test_workers_and_streams_match_the_board_and_the_log(world: World, topics: T
         ("clicks", 7, 2),
         ("views", 0, 2),
     ]
+
+
+def test_submitted_job_that_exceeds_a_gpu_of_another_jobs_worker_has_a_note(
+    world: World, topics: Topics
+) -> None:
+    world.streams("clinic-a", "clinic-b")
+    board, gpu = world.board(topics.name), Device("cuda", "NVIDIA L4", 24 << 30)
+    for worker, memory_bytes in (("w1", 24 << 30), ("w2", 100)):
+        device = gpu._replace(memory_bytes=memory_bytes)
+        board.beat(WorkerId(worker), "alive", 60.0, "", device)
+    found = world.get(f"/v1/jobs/{topics.name}/workers")["workers"]
+    assert [each["device"]["memory_bytes"] for each in found] == [24 << 30, 100]
+    answer = world.ask("POST", "/v1/jobs", json=EXAMPLE | {"name": "larger"})
+    assert answer.status_code == 201
+    assert "a worker's GPU (NVIDIA L4) has only 0 MiB" in answer.json()["notes"][-1]
 
 
 def test_curves_have_columns_of_equal_length(world: World, topics: Topics) -> None:

@@ -204,8 +204,9 @@ def test_task_that_raises_or_rejects_its_options_is_rejected() -> None:
 
 def unchecked(made: JobSpec, build: Build, *allowed: str) -> Unchecked:
     """Return the reason why a task was not checked."""
-    found = check_submission(made, allowed, MEMORY_MIB, build)
+    model_mb, found = check_submission(made, allowed, MEMORY_MIB, build)
     assert found is not None
+    assert model_mb == 0
     return found
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.liveness import Device
 from common.jobs.job_file import parse_job
-from common.jobs.notes import notes_on, window_note
+from common.jobs.notes import STATES, gpu_note, notes_on, window_note
+from common.learning.optimizers import STATE_NAMES
 from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
@@ -34,6 +36,20 @@ def test_ordinary_job_has_no_notes() -> None:
 def test_group_mode_has_a_note_about_the_private_network() -> None:
     [note] = notes_on(job("aggregation: {mode: group}\n"))
     assert "without encryption and authentication; they need a private network" in note
+
+
+def test_model_that_is_larger_than_the_smallest_gpu_has_a_note() -> None:
+    spec, gpu = job(), Device("cuda", "NVIDIA L4", 24 << 30)
+    needed = (2 + STATES.get(spec.optimizer.name, 2)) * 1024
+    assert gpu_note(spec, 1e6, None) == ""
+    assert gpu_note(spec, 24 / needed * (1 << 20), gpu) == ""
+    note = gpu_note(spec, 25 / needed * (1 << 20), gpu)
+    assert "state take 25,600 MiB, but a worker's GPU (NVIDIA L4) has only 24,576 MiB" in note
+
+
+@pytest.mark.parametrize("name", STATE_NAMES)
+def test_state_of_each_optimizer_is_known(name: str) -> None:
+    assert STATES.get(name, 2) == len(STATE_NAMES[name] - {"step"})
 
 
 def test_large_staleness_has_a_note() -> None:
