@@ -72,7 +72,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
         passes: True if the error goes away by itself, such as a server that is unavailable.
         reported: True if a person must act, so that the job's state shows the reason.
         traceback: Traceback for the log; may be empty.
-        died: True if the process ended without a word.
+        died: True if the process ended without a word, or the task called `sys.exit`.
     """
 
     reason: Text
@@ -114,14 +114,22 @@ _TO_WORKER: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
 
 def failure_of(error: BaseException) -> Failure:
     """Describe an exception that ended the work for a job."""
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = _encodable("".join(traceback.format_exception(error)).rstrip())
+    exits = isinstance(error, SystemExit)
+    reason = ("the task has ended its process: " if exits else "") + reason_of(error)
     return Failure(
-        reason_of(error)[:20_000],
-        tuple(each[:20_000] for each in kind_of(error)),
+        _encodable(reason)[:20_000],
+        tuple(_encodable(each)[:20_000] for each in kind_of(error)),
         passes(error),
-        isinstance(error, UserError),
+        exits or isinstance(error, UserError),
         text[-20_000:],
+        died=exits,
     )
+
+
+def _encodable(text: str) -> str:
+    """Escape characters that UTF-8 lacks, such as those of a file's name in another encoding."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class _Lines:
