@@ -63,6 +63,8 @@ _LATER_OF = {
 _SETTINGS = ("DOLL_", "FLEET_")
 # Pause between checks whether a fork was adopted, which takes less than a millisecond.
 _ADOPTED_S = 0.0002
+# Most generations of orphans that are killed, because a process could start others for ever.
+_GENERATIONS = 100
 # Bytes of a request. Linux has the same limit for one environment variable.
 _LONGEST = 1 << 17
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
@@ -242,12 +244,16 @@ def end_strangers() -> None:
     calls `fork_child`, only the fork server may start children.
     """
     with _starting:
-        for pid in _children():
-            if pid not in _spared:
+        # The children of an orphan become children of this process once the orphan is dead.
+        for _ in range(_GENERATIONS):
+            strangers = [pid for pid in _children() if pid not in _spared]
+            for pid in strangers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
+            if not strangers:
+                return
 
 
 def _children() -> list[int]:

@@ -72,7 +72,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
         passes: True if the error goes away by itself, such as a server that is unavailable.
         reported: True if a person must act, so that the job's state shows the reason.
         traceback: Traceback for the log; may be empty.
-        died: True if the process ended without a word.
+        died: True if the process ended without a word, or the task called `sys.exit`.
         lost: Control offsets of the batches during which the process lost its GPU.
     """
 
@@ -121,15 +121,23 @@ def failure_of(error: BaseException, lost: tuple[int, ...] = ()) -> Failure:
         error: The exception.
         lost: Batches during which the process lost its GPU, if that is the error.
     """
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = _encodable("".join(traceback.format_exception(error)).rstrip())
+    exits = isinstance(error, SystemExit)
+    reason = ("the task has ended its process: " if exits else "") + reason_of(error)
     return Failure(
-        reason_of(error)[:20_000],
-        tuple(each[:20_000] for each in kind_of(error)),
+        _encodable(reason)[:20_000],
+        tuple(_encodable(each)[:20_000] for each in kind_of(error)),
         passes(error),
-        isinstance(error, UserError) or bool(lost),
+        exits or bool(lost) or isinstance(error, UserError),
         text[-20_000:],
+        died=exits,
         lost=lost,
     )
+
+
+def _encodable(text: str) -> str:
+    """Escape characters that UTF-8 lacks, such as those of a file's name in another encoding."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class _Lines:

@@ -92,7 +92,7 @@ class JobProcess:
         self.result: Failure | Left | None = None
         # Monotonic time after which the process is killed.
         self._deadline = float("inf")
-        self._complaint, self._heard = "", self._since
+        self._complaint, self._last_seen = "", self._since
         self._scraped = Scraped(())
         self._arrived = threading.Condition()
         self._scrapes = 0
@@ -167,7 +167,7 @@ class JobProcess:
 
     def complaint(self) -> str:
         """Return why the process is unhealthy, as `Watchdog.complaint` does."""
-        still_s = monotonic() - self._heard
+        still_s = monotonic() - self._last_seen
         if still_s >= STILL_S:
             return f"the process {self.pid} for a job has made no progress for {still_s:.0f} s"
         return self._complaint
@@ -181,7 +181,7 @@ class JobProcess:
             return self._scraped.families
 
     def _handle(self, message: Failure | Left | Pinned | Beat | Scraped) -> None:
-        self._heard = monotonic()
+        self._last_seen = monotonic()
         match message:
             case Failure() | Left():
                 self.result = message
