@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -151,8 +151,7 @@ class SourceFile:
                 raise UnavailableError(f"init: {shown} returned status {status}")
             if not 300 <= status < 400:
                 raise UserError(f"init.from: {shown} returned status {status}")
-            url = urljoin(url, headers.get("location", ""))
-            _check_redirect(url, hosts, shown)
+            url = _redirected(url, headers.get("location", ""), hosts, shown)
         raise UserError(f"init.from: {shown} redirects more than {REQUESTS - 1} times")
 
     def _copy(self) -> None:
@@ -193,21 +192,23 @@ def _signed_url(source: str) -> str:
     return S3Blobs(bucket).signed_url(key, int(READ_S))
 
 
-def _check_redirect(url: str, hosts: tuple[str, ...], shown: str) -> None:
-    """Check the target of a redirect.
+def _redirected(url: str, location: str, hosts: tuple[str, ...], shown: str) -> str:
+    """Return the URL that a redirect names.
 
     Raises:
-        UserError: If it is not a listed host.
+        UserError: If it is not of a listed host.
     """
-    try:
-        is_listed = url.startswith("http") and place_of(url) in hosts
-    except ValueError:
-        is_listed = False
-    if not is_listed:
-        raise UserError(
-            f"init.from: {shown} redirects to {urlsplit(url).netloc.rpartition('@')[2][:200]!r},"
-            " which is not listed in the setting DOLL_INIT_HOSTS"
-        )
+    host = ""
+    # A malformed URL raises an error in each of these functions.
+    with suppress(ValueError):
+        target = urljoin(url, location)
+        host = urlsplit(target).netloc.rpartition("@")[2][:200]
+        if target.startswith("http") and place_of(target) in hosts:
+            return target
+    raise UserError(
+        f"init.from: {shown} redirects to {host!r}, which is not listed in the setting"
+        " DOLL_INIT_HOSTS"
+    )
 
 
 class InitialWeights:

@@ -192,6 +192,7 @@ def test_redirect_to_a_listed_host_is_followed(server: RawServer) -> None:
         ("https://evil.example/a?secret", "redirects to 'evil.example', which is not listed in"),
         ("//169.254.169.254/a", r"redirects to '169\.254\.169\.254', which is not listed"),
         ("http://user@localhost/a", "redirects to 'localhost', which is not listed"),
+        ("http://[", "redirects to '', which is not listed"),
         ("file:///etc/passwd", "redirects to '', which is not listed"),
         ("s3://bucket/key", "redirects to 'bucket', which is not listed"),
         ("/again", "redirects more than 4 times"),
