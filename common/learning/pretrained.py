@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.learning.parameters import is_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -54,16 +54,15 @@ def take(module: nn.Module, path: Path, new: Sequence[str]) -> Taken:
         for name, tensor in module.state_dict(keep_vars=True).items()
         if isinstance(tensor, torch.Tensor)
     }
-    names, taken, wrong = set[str](), dict[int, str](), list[str]()
+    taken, wrong = dict[int, str](), list[str]()
     try:
-        for name, value in _tensors(path):
-            names.add(name)
-            if _is_named(name, new):
-                continue
-            if problem := _take_one(own.get(name), value, taken):
-                wrong.append(f"{_shown(name)} {problem}")
-            else:
-                taken[id(own[name])] = name
+        with safetensors.safe_open(path, "pt") as file:
+            names = set(file.keys())
+            for name in sorted(name for name in names if not _is_named(name, new)):
+                if problem := _take_one(own.get(name), file.get_tensor(name), taken):
+                    wrong.append(f"{_shown(name)} {problem}")
+                else:
+                    taken[id(own[name])] = name
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise UserError(f"init: the file is not a valid safetensors file: {error}") from error
     # Tied tensors have several names, of which the file needs one. Batch counters are not in files
@@ -84,13 +83,6 @@ def take(module: nn.Module, path: Path, new: Sequence[str]) -> Taken:
         )
     used = {name for name, tensor in own.items() if id(tensor) in taken}
     return Taken(sorted(used), sorted(names - used), sorted(kept))
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield a file's tensors, one in memory at a time."""
-    with safetensors.safe_open(path, "pt") as file:
-        for name in sorted(file.keys()):
-            yield name, file.get_tensor(name)
 
 
 def _take_one(target: Tensor | None, value: Tensor, taken: dict[int, str]) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -47,8 +48,7 @@ WAITS_TTL_S = 10.0
 # Time without a search after which the file is dropped: this replica is not a candidate any more.
 UNUSED_S = 60.0
 _PART = 1 << 20
-_MOST_BYTES = MAX_MODEL_MIB << 20
-_REDIRECTS = {301, 302, 303, 307, 308}
+MOST_BYTES = MAX_MODEL_MIB << 20
 # Statuses besides 5xx that a later request may not get.
 _TEMPORARY = {408, 429}
 
@@ -59,63 +59,47 @@ class SourceFile:
     Args:
         init: Names the file.
         settings: Settings of the process.
-        most_bytes: Maximum size of the file.
-        read_s: Maximum time.
+
+    Attributes:
+        path: The copy.
+        size: Number of bytes so far.
+        done: Set by the thread. Its exception is the one of `read`.
     """
 
-    def __init__(
-        self,
-        init: InitSpec,
-        settings: Settings,
-        most_bytes: int = _MOST_BYTES,
-        read_s: float = READ_S,
-    ) -> None:
-        self._init, self._settings, self._most_bytes = init, settings, most_bytes
-        self._until = monotonic() + read_s
+    def __init__(self, init: InitSpec, settings: Settings) -> None:
+        self._init, self._settings = init, settings
+        self._until = monotonic() + READ_S
         self._file = NamedTemporaryFile(prefix="doll-init-")  # noqa: SIM115 -- closed by `close`
         self.path = Path(self._file.name)
         self.size = 0
-        self.done = threading.Event()
+        self.done = Future[None]()
         self._closed = threading.Event()
-        # What ended `run`.
-        self._error: BaseException | None = None
 
     def begin(self) -> None:
         """Read the file in a thread."""
         threading.Thread(target=self._run, name="initial weights", daemon=True).start()
 
-    def check(self) -> None:
-        """Check that the whole file was read.
-
-        Raises:
-            UserError: If it may not be read, or is too large or another file.
-            UnavailableError: If it cannot be read now.
-        """
-        if self._error is not None:
-            raise self._error
-
     def close(self) -> None:
         """Delete the copy. If the file is still being read, the thread ends at the next part."""
         self._closed.set()
-        if self.done.is_set():
+        if self.done.done():
             self._file.close()
 
     def _run(self) -> None:
         try:
             self.read()
-        except BaseException as error:  # noqa: BLE001 -- raised again by `check`
-            self._error = error
-        finally:
-            self.done.set()
-            if self._closed.is_set():
-                self._file.close()
+            self.done.set_result(None)
+        except BaseException as error:  # noqa: BLE001 -- raised again by `done`
+            self.done.set_exception(error)
+        if self._closed.is_set():
+            self._file.close()
 
     def read(self) -> None:
         """Read the file.
 
         Raises:
-            UserError: See `check`.
-            UnavailableError: See `check`.
+            UserError: If it may not be read, or is too large or another file.
+            UnavailableError: If it cannot be read now.
         """
         init, settings = self._init, self._settings
         try:
@@ -145,10 +129,8 @@ class SourceFile:
         if self._closed.is_set() or monotonic() > self._until:
             raise UnavailableError(f"init: {self._init.shown} could not be read in time")
         self.size += len(part)
-        if self.size > self._most_bytes:
-            raise UserError(
-                f"init.from: the file {self._init.shown} has more than {self._most_bytes:,} bytes"
-            )
+        if self.size > MOST_BYTES:
+            raise UserError(f"init.from: {self._init.shown} has more than {MOST_BYTES:,} bytes")
         self._sum.update(part)
         self._file.write(part)
 
@@ -167,10 +149,9 @@ class SourceFile:
                 return
             if status >= 500 or status in _TEMPORARY:
                 raise UnavailableError(f"init: {shown} returned status {status}")
-            if status not in _REDIRECTS:
+            if not 300 <= status < 400:
                 raise UserError(f"init.from: {shown} returned status {status}")
-            url = urljoin(url, headers.get("location", ""))
-            _check_redirect(url, hosts, shown)
+            url = _redirected(url, headers.get("location", ""), hosts, shown)
         raise UserError(f"init.from: {shown} redirects more than {REQUESTS - 1} times")
 
     def _copy(self) -> None:
@@ -192,18 +173,15 @@ class SourceFile:
                 for parent in parents:
                     place = at(parent, os.O_DIRECTORY | os.O_NOFOLLOW, place)
                 file = at(last, os.O_NOFOLLOW, place)
-            except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-                raise _unusable(shown, str(error)) from error
             except OSError as error:
-                raise _unusable(shown, f"symbolic links are not followed: {error}") from error
+                raise UserError(
+                    f"init.from: {shown} below DOLL_MODELS cannot be read, or is a symbolic link:"
+                    f" {error}"
+                ) from error
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise _unusable(shown, "not a file")
+                raise UserError(f"init.from: {shown} below DOLL_MODELS is not a file")
             while part := os.read(file, _PART):
                 self._take(part)
-
-
-def _unusable(path: str, why: str) -> UserError:
-    return UserError(f"init.from: {path} below DOLL_MODELS cannot be read: {why}")
 
 
 def _signed_url(source: str) -> str:
@@ -214,21 +192,23 @@ def _signed_url(source: str) -> str:
     return S3Blobs(bucket).signed_url(key, int(READ_S))
 
 
-def _check_redirect(url: str, hosts: tuple[str, ...], shown: str) -> None:
-    """Check the target of a redirect.
+def _redirected(url: str, location: str, hosts: tuple[str, ...], shown: str) -> str:
+    """Return the URL that a redirect names.
 
     Raises:
-        UserError: If it is not a listed host.
+        UserError: If it is not of a listed host.
     """
-    try:
-        place = place_of(url)
-    except ValueError:
-        place = ""
-    if not place or place.startswith("s3://") or place not in hosts:
-        raise UserError(
-            f"init.from: {shown} redirects to {urlsplit(url).netloc.rpartition('@')[2][:200]!r},"
-            " which is not listed in the setting DOLL_INIT_HOSTS"
-        )
+    host = ""
+    # A malformed URL raises an error in each of these functions.
+    with suppress(ValueError):
+        target = urljoin(url, location)
+        host = urlsplit(target).netloc.rpartition("@")[2][:200]
+        if target.startswith("http") and place_of(target) in hosts:
+            return target
+    raise UserError(
+        f"init.from: {shown} redirects to {host!r}, which is not listed in the setting"
+        " DOLL_INIT_HOSTS"
+    )
 
 
 class InitialWeights:
@@ -237,13 +217,10 @@ class InitialWeights:
     Args:
         job: The job.
         is_unused: Returns True if nobody has led the job yet.
-        wait_s: Time to wait for the file.
     """
 
-    def __init__(
-        self, job: JobContext, is_unused: Callable[[], bool], wait_s: float = WAIT_S
-    ) -> None:
-        self._job, self._is_unused, self._wait_s = job, is_unused, wait_s
+    def __init__(self, job: JobContext, is_unused: Callable[[], bool]) -> None:
+        self._job, self._is_unused = job, is_unused
         self._source: SourceFile | None = None
         # When the last search was, and when the file may be read again after `_why`.
         self._searched_at = self._again_at = 0.0
@@ -274,7 +251,8 @@ class InitialWeights:
         try:
             source = self._read(init)
         except UnavailableError as error:
-            if job.changes("init", str(error)):
+            # A file that is being read is logged once it was read.
+            if self._source is None and job.changes("init", str(error)):
                 job.log.info("initial_weights_awaited", reason=str(error))
             job.board.put_unable(job.replica.name, str(error), WAITS_TTL_S)
             raise
@@ -296,21 +274,24 @@ class InitialWeights:
         """Return the complete file.
 
         Raises:
-            UserError: See `SourceFile.check`.
+            UserError: See `SourceFile.read`.
             UnavailableError: If it is still being read, or cannot be read now.
         """
         if self._source is None:
             if monotonic() < self._again_at:
                 raise UnavailableError(self._why)
-            self._source = SourceFile(init, self._job.replica.settings)
+            try:
+                self._source = SourceFile(init, self._job.replica.settings)
+            except OSError as error:
+                raise UnavailableError(f"init: no temporary file can be made: {error}") from error
             self._source.begin()
         source = self._source
-        if not source.done.wait(self._wait_s):
+        try:
+            source.done.result(WAIT_S)
+        except TimeoutError:
             raise UnavailableError(
                 f"reads the initial weights from {init.shown}: {source.size >> 20:,} MiB so far"
-            )
-        try:
-            source.check()
+            ) from None
         except DollError as error:
             self.drop()
             self._again_at, self._why = monotonic() + SEARCH_AGAIN_S, str(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import boto3
@@ -13,12 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.config.settings import Settings
 from common.errors import UnavailableError, UserError
 from common.http.client import BoundedClient
+from common.jobs.spec import InitSpec
 from common.storage.disk import DiskBlobs
 from common.storage.memory import MemoryBlobs
 from common.storage.s3 import S3Blobs
 from load.harness.s3_servers import LyingServer, S3Server
+from services.coordinator.initial_weights import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -76,6 +81,26 @@ def test_signed_url_of_s3_is_readable_without_credentials(s3_server: str) -> Non
     url = blobs.signed_url("a b", 60)
     assert "X-Amz-Signature=" in url
     assert BoundedClient("S3", 60.0).ask("GET", url) == (200, b"data")
+
+
+def test_pretrained_weights_are_read_from_a_bucket(
+    s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    settings = Settings(blobs=f"s3://{BUCKET}/checkpoints")
+    S3Blobs(BUCKET, "", s3_server, REGION).put("nets/a b?", b"data")
+
+    def read(key: str) -> bytes:
+        sha256 = hashlib.sha256(b"data").hexdigest()
+        init = InitSpec.model_validate({"from": f"s3://{BUCKET}/{key}", "sha256": sha256})
+        with closing(SourceFile(init, settings)) as file:
+            file.read()
+            return file.path.read_bytes()
+
+    assert read("nets/a b?") == b"data"
+    with pytest.raises(UserError, match=r"nets/other returned status 404"):
+        read("nets/other")
 
 
 def test_large_blob_is_read_back_complete(blobs: Blobs) -> None:

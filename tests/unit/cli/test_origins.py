@@ -133,6 +133,13 @@ def test_submit_from_with_pretrained_weights_is_rejected(led: World) -> None:
     assert list(JobStore(led.log).read()) == ["digits"]
 
 
+def test_submit_with_weights_of_an_unlisted_host_is_rejected_with_the_setting(led: World) -> None:
+    text = f"{NEXT}\ninit: {{from: 'https://evil.example/a', sha256: {'a' * 64}}}\n"
+    result = led.run("job", "submit", "-", typed=text, code=exits.REFUSED)
+    assert "init.from: evil.example is not listed in the setting DOLL_INIT_HOSTS" in result.stderr
+    assert list(JobStore(led.log).read()) == ["digits"]
+
+
 def test_submit_from_without_object_storage_is_rejected_with_the_reason(led: World) -> None:
     arguments = ("job", "submit", "-", "--from", "digits")
     result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")

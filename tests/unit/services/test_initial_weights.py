@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -16,11 +17,14 @@ import torch
 
 from common.config.settings import Settings
 from common.errors import UnavailableError, UserError
+from common.jobs.build import parts_of
 from common.jobs.job_file import parse_job
 from common.jobs.spec import InitSpec
-from common.learning.checkpoint import weights_in
+from common.learning.checkpoint import model_in, weights_in
 from common.learning.parameters import FlatModel
+from common.learning.pretrained import take
 from common.learning.tasks import build_model, task_of
+from common.learning.trainer import Trainer
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
 from services.coordinator import initial_weights
@@ -80,22 +84,21 @@ def answer(body: bytes, status: str = "200 OK", **headers: object) -> bytes:
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial_weights, "MOST_BYTES", MOST)
+
+
 @pytest.fixture
 def server() -> Iterator[RawServer]:
     with closing(RawServer()) as server:
         yield server
 
 
-def source(
-    address: str,
-    data: bytes = DATA,
-    *,
-    read_s: float = 60.0,
-    **settings: Any,  # noqa: ANN401 -- any settings
-) -> SourceFile:
+def source(address: str, **settings: Any) -> SourceFile:  # noqa: ANN401 -- any settings
     """Return the file at an address, which should hold these bytes."""
-    init = InitSpec.model_validate({"from": address, "sha256": hashlib.sha256(data).hexdigest()})
-    return SourceFile(init, Settings(**settings), MOST, read_s)
+    init = InitSpec.model_validate({"from": address, "sha256": hashlib.sha256(DATA).hexdigest()})
+    return SourceFile(init, Settings(**settings))
 
 
 def read(address: str, **options: Any) -> bytes:  # noqa: ANN401 -- as above
@@ -103,8 +106,7 @@ def read(address: str, **options: Any) -> bytes:  # noqa: ANN401 -- as above
     file = source(address, **options)
     file.begin()
     with closing(file):
-        assert file.done.wait(60.0)
-        file.check()
+        file.done.result(60.0)
         return file.path.read_bytes()
 
 
@@ -120,8 +122,8 @@ def test_path_below_the_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("link", "symbolic links are not followed"),
-        ("inside", "symbolic links are not followed"),
+        ("link", "cannot be read, or is a symbolic link: "),
+        ("inside", "cannot be read, or is a symbolic link: "),
         ("folder/secret", "Not a directory"),
         ("none", "No such file"),
         ("pipe", "not a file"),
@@ -157,7 +159,7 @@ def test_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
 
 def test_file_above_the_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(MOST + 1))
-    with pytest.raises(UserError, match="the file a has more than 16,384 bytes"):
+    with pytest.raises(UserError, match="a has more than 16,384 bytes"):
         read("a", models=str(tmp_path))
 
 
@@ -190,6 +192,7 @@ def test_redirect_to_a_listed_host_is_followed(server: RawServer) -> None:
         ("https://evil.example/a?secret", "redirects to 'evil.example', which is not listed in"),
         ("//169.254.169.254/a", r"redirects to '169\.254\.169\.254', which is not listed"),
         ("http://user@localhost/a", "redirects to 'localhost', which is not listed"),
+        ("http://[", "redirects to '', which is not listed"),
         ("file:///etc/passwd", "redirects to '', which is not listed"),
         ("s3://bucket/key", "redirects to 'bucket', which is not listed"),
         ("/again", "redirects more than 4 times"),
@@ -236,7 +239,10 @@ def test_endless_body_is_read_up_to_the_limit(server: RawServer) -> None:
 
 
 @pytest.mark.parametrize("drips", ["headers", "body", "nothing"])
-def test_dripping_server_is_given_up_at_the_deadline(server: RawServer, drips: str) -> None:
+def test_dripping_server_is_given_up_at_the_deadline(
+    server: RawServer, drips: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_weights, "READ_S", 0.2)
     begin = b"" if drips == "headers" else answer(DATA)[: -len(DATA)]
     closed = threading.Event()
 
@@ -251,7 +257,7 @@ def test_dripping_server_is_given_up_at_the_deadline(server: RawServer, drips: s
 
     server.handle = handle
     with pytest.raises(UnavailableError, match=r"did not answer in|could not be read in time"):
-        read(f"{server.url}/a", init_hosts=(HOST,), read_s=0.2)
+        read(f"{server.url}/a", init_hosts=(HOST,))
     closed.set()
 
 
@@ -371,11 +377,71 @@ def test_job_waits_and_says_why_while_the_server_fails(bench: Bench, server: Raw
     submit(bench, f"{server.url}/net", data)
     leader = replica(bench, MemoryBlobs(), init_hosts=(HOST,))
     leader.look()
-    until(lambda: "c1" in bench.board("tuned").unable(), "the replica says why it waits")
-    assert bench.board("tuned").unable()["c1"] == f"init: {server.url}/net returned status 503"
+    why = f"init: {server.url}/net returned status 503"
+    until(lambda: bench.board("tuned").unable().get("c1") == why, "the replica says why it waits")
     assert bench.job_store.get("tuned").wanted == "running"
     fails.set()
     until(lambda: leader.leads("tuned"), "the replica leads")
+
+
+def test_waiting_candidate_leads_with_weights_that_another_replica_has_stored(
+    bench: Bench, server: RawServer, tmp_path: Path
+) -> None:
+    data, blobs = safetensors.torch.save(tensors()), MemoryBlobs()
+    server.handle = lambda peer, _: peer.sendall(answer(b"", "503 Busy"))
+    job = submit(bench, f"{server.url}/net", data)
+    waits = replica(bench, blobs, init_hosts=(HOST,))
+    waits.look()
+    until(lambda: "c1" in bench.board("tuned").unable(), "the replica waits, and has a model")
+    path, store = tmp_path / "net", CheckpointStore(blobs, "tuned")
+    path.write_bytes(data)
+    tasks = waits.replica.settings.tasks
+    parts = parts_of(job.spec, tasks, store, lambda module: take(module, path, ["1.bias"]))
+    store.put_init(model_in(Trainer(*parts).snapshot()))
+    until(lambda: waits.leads("tuned"), "the replica leads")
+    assert not bench.job_store.get("tuned").held
+
+
+@pytest.fixture
+def dripping(server: RawServer) -> Iterator[RawServer]:
+    """A server that sends a byte now and then."""
+    closed = threading.Event()
+
+    def handle(peer: socket.socket, _: str) -> None:
+        peer.sendall(answer(DATA)[: -len(DATA)])
+        while not closed.wait(0.01):
+            peer.sendall(b"H")
+
+    server.handle = handle
+    yield server
+    closed.set()
+
+
+def test_replica_that_ends_leaves_no_copy_of_the_file(
+    bench: Bench, dripping: RawServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    submit(bench, f"{dripping.url}/net", b"")
+    reads = replica(bench, MemoryBlobs(), init_hosts=(HOST,))
+    reads.look()
+    until(lambda: "c1" in bench.board("tuned").unable(), "the replica says what it reads")
+    assert bench.board("tuned").unable()["c1"] == (
+        f"reads the initial weights from {dripping.url}/net: 0 MiB so far"
+    )
+    assert len(list(tmp_path.iterdir())) == 1
+    reads.close()
+    bench.replicas.remove(reads)
+    until(lambda: not list(tmp_path.iterdir()), "the file is deleted")
+
+
+def test_file_that_no_search_uses_any_more_is_dropped(
+    bench: Bench, dripping: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_weights, "UNUSED_S", -1.0)
+    submit(bench, f"{dripping.url}/net", b"")
+    reads = replica(bench, MemoryBlobs(), init_hosts=(HOST,))
+    reads.look()
+    until(lambda: len(dripping.asked) > 1, "the next search begins again")
 
 
 @pytest.mark.parametrize(
