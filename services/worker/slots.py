@@ -69,8 +69,8 @@ SCRAPE_S = 1.0
 STILL_S = 60.0
 # Time within which a GPU may fail only once, unless a batch is at fault.
 AGAIN_LOST_S = 600.0
-# Bytes of a process's output that its failure quotes.
-LAST_BYTES = 2_000
+# Lines and bytes of a process's output that its failure quotes.
+LAST_LINES, LAST_BYTES = 50, 2_000
 
 
 class JobProcess:
@@ -96,7 +96,7 @@ class JobProcess:
         self._scraped = Scraped(())
         self._arrived = threading.Condition()
         self._scrapes = 0
-        self._words = deque[bytes](maxlen=50)
+        self._words, self._is_fatal = deque[bytes](maxlen=LAST_LINES), False
         ours, theirs = socket.socketpair()
         reads, writes = os.pipe()
         try:
@@ -204,15 +204,21 @@ class JobProcess:
             how = f"died of {_signal_name(-status)}"
         if status == -signal.SIGKILL:
             how += ", perhaps because the machine had no memory left"
-        words = b"\n".join(self._words)[-LAST_BYTES:].decode(errors="replace").strip()
+        quoted = slice(LAST_BYTES) if self._is_fatal else slice(-LAST_BYTES, None)
+        words = b"\n".join(self._words)[quoted].decode(errors="replace").strip()
         reason = f"the worker's process for this job {how}; its last output: {words or 'none'}"
         return Failure(reason, kind=(how,), reported=True, died=True)
 
     def _copy_output(self, reads: int) -> None:
-        """Copy the process's output to this process's, and keep the last lines."""
+        """Copy the process's output to this process's, and keep the lines that a failure quotes."""
         with open(reads, "rb") as lines:
             while line := lines.readline(1 << 16):
-                self._words.append(line.rstrip(b"\n"))
+                # The stacks of a fatal error begin with the thread that it is about.
+                if line.startswith(b"Fatal Python error: "):
+                    self._words.clear()
+                    self._is_fatal = True
+                if not self._is_fatal or len(self._words) < LAST_LINES:
+                    self._words.append(line.rstrip(b"\n"))
                 with suppress(OSError):
                     while line:
                         line = line[os.write(2, line) :]

@@ -178,9 +178,15 @@ class Cluster:
         """Continue a frozen process."""
         self._children[name].send_signal(signal.SIGCONT)
 
-    def stop(self, name: str) -> None:
-        """Send SIGTERM to a process, and wait for its end."""
-        self._children.pop(name).stop(30.0)
+    def stop(self, name: str) -> int | None:
+        """Send SIGTERM to a process, wait for its end, and return its exit code."""
+        child = self._children.pop(name)
+        child.stop(30.0)
+        return child.exit_code
+
+    def pid(self, name: str) -> int:
+        """Return the id of a process."""
+        return self._children[name].pid
 
     def ended(self) -> list[str]:
         """Return processes that ended without being killed or stopped."""

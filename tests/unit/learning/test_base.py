@@ -210,7 +210,7 @@ def test_values_of_a_file_are_taken_over_whatever_the_task_builds(store: Checkpo
     assert store.base_digest() == second.base.digest == first.base.digest
     assert copies(second.module)["backbone.bias"].tolist() == [1.0] * 4
     # A base of another shape or type is still of another model.
-    with pytest.raises(OtherModelError, match=r"the frozen 'still' is not the one of the job"):
+    with pytest.raises(OtherModelError, match=r"the frozen 'backbone.bias' is not the"):
         Base({"still": torch.ones(1)}).adopt(store.base(store.base_digest()), lambda: second.base)
 
 
