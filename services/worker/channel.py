@@ -30,7 +30,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=20_000)]
 # --- to the process -------------------------------------------------------------------------------
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class BeginJob(msgspec.Struct, frozen=True, tag="begin"):
     """The first message: the job to work for."""
 
     # Name of the job.
@@ -43,13 +43,13 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     gpu: str = ""
 
 
-class Changed(msgspec.Struct, frozen=True, tag="changed"):
+class JobChanged(msgspec.Struct, frozen=True, tag="changed"):
     """The job was changed."""
 
     record: str
 
 
-class Leave(msgspec.Struct, frozen=True, tag="leave"):
+class LeaveJob(msgspec.Struct, frozen=True, tag="leave"):
     """The process has to leave the job in order and then end."""
 
 
@@ -57,7 +57,7 @@ class Scrape(msgspec.Struct, frozen=True, tag="scrape"):
     """Request for the process's metrics."""
 
 
-ToProcess: TypeAlias = Begin | Changed | Leave | Scrape
+ToProcess: TypeAlias = BeginJob | JobChanged | LeaveJob | Scrape
 
 
 # --- to the worker --------------------------------------------------------------------------------
@@ -72,7 +72,8 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
         passes: True if the error goes away by itself, such as a server that is unavailable.
         reported: True if a person must act, so that the job's state shows the reason.
         traceback: Traceback for the log; may be empty.
-        died: True if the process ended without a word, or the task called `sys.exit`.
+        died: True if the process ended without a word, the task called `sys.exit`, or the GPU was
+            lost.
         lost: Control offsets of the batches during which the process lost its GPU.
     """
 
@@ -85,7 +86,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     lost: tuple[int, ...] = ()
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
+class LeftJob(msgspec.Struct, frozen=True, tag="left"):
     """The process has left the job in order."""
 
 
@@ -95,7 +96,7 @@ class Pinned(msgspec.Struct, frozen=True, tag="pinned"):
     pinned: bool
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
+class ProcessBeat(msgspec.Struct, frozen=True, tag="beat"):
     """Says every second why the process is unhealthy; empty if it is healthy."""
 
     complaint: Text
@@ -107,7 +108,7 @@ class Scraped(msgspec.Struct, frozen=True, tag="scraped"):
     families: tuple[Family, ...]
 
 
-ToWorker: TypeAlias = Failure | Left | Pinned | Beat | Scraped
+ToWorker: TypeAlias = Failure | LeftJob | Pinned | ProcessBeat | Scraped
 
 _ENCODER = msgspec.json.Encoder()
 _TO_PROCESS: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
@@ -130,7 +131,7 @@ def failure_of(error: BaseException, lost: tuple[int, ...] = ()) -> Failure:
         passes(error),
         exits or bool(lost) or isinstance(error, UserError),
         text[-20_000:],
-        died=exits,
+        died=exits or bool(lost),
         lost=lost,
     )
 

@@ -27,12 +27,12 @@ from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.worker.channel import (
-    Beat,
-    Begin,
-    Changed,
-    Leave,
-    Left,
+    BeginJob,
+    JobChanged,
+    LeaveJob,
+    LeftJob,
     Pinned,
+    ProcessBeat,
     ProcessEnd,
     Scrape,
     Scraped,
@@ -62,14 +62,14 @@ def main() -> int:
         begin, *others = channel.receive()
     except EOFError:
         return EXIT_FAILED
-    if not isinstance(begin, Begin) or others:
+    if not isinstance(begin, BeginJob) or others:
         raise TypeError("the worker has to name the job first")
     # Read when torch first uses a GPU: it sees the GPU of the slot alone, or none.
     os.environ["CUDA_VISIBLE_DEVICES"] = begin.gpu
     return run("worker", begin.member, partial(_work, channel, begin), called="worker")
 
 
-def _work(channel: ProcessEnd, begin: Begin, process: ServiceProcess) -> int:
+def _work(channel: ProcessEnd, begin: BeginJob, process: ServiceProcess) -> int:
     """Work for the job until the worker says otherwise, and report how it ended."""
     link = _Link(channel, begin, process)
     try:
@@ -80,14 +80,14 @@ def _work(channel: ProcessEnd, begin: Begin, process: ServiceProcess) -> int:
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this process alone
         channel.send(failure_of(error))
         return EXIT_FAILED
-    channel.send(Left())
+    channel.send(LeftJob())
     return EXIT_OK
 
 
 class _Link:
     """The worker as this process sees it. Its own thread receives and answers messages."""
 
-    def __init__(self, channel: ProcessEnd, begin: Begin, process: ServiceProcess) -> None:
+    def __init__(self, channel: ProcessEnd, begin: BeginJob, process: ServiceProcess) -> None:
         self._name = begin.job.encode()
         self.job = self._record(begin.record)
         self.metrics = ProcessMetrics("worker")
@@ -112,12 +112,12 @@ class _Link:
             except EOFError:
                 # The worker has ended. On Linux, the kernel has already killed this process.
                 os._exit(EXIT_FAILED)
-            self._channel.send(Beat(self._process.watchdogs.complaint()))
+            self._channel.send(ProcessBeat(self._process.watchdogs.complaint()))
             for message in messages:
                 match message:
-                    case Changed(record):
+                    case JobChanged(record):
                         self.job = self._record(record)
-                    case Leave():
+                    case LeaveJob():
                         self._process.stopping.set()
                     case Scrape():
                         self._channel.send(Scraped(self.metrics.packed()))
@@ -129,7 +129,7 @@ class _Link:
         return record
 
 
-def _work_for(link: _Link, begin: Begin, process: ServiceProcess) -> None:
+def _work_for(link: _Link, begin: BeginJob, process: ServiceProcess) -> None:
     job, settings = link.job, process.settings
     torch.set_num_threads(settings.threads or 1)
     # The GPU of the slot must be usable.

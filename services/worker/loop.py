@@ -20,7 +20,7 @@ from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
 from common.learning.devices import device_of, resolve_device, used_bytes
-from common.learning.errors import enough_memory
+from common.learning.errors import GpuLostError, enough_memory
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
 from common.learning.parameters import tensor_options
@@ -279,6 +279,10 @@ class JobWorker:
                 if spec is not self._spec:
                     self._follow(spec)
                 self._turn()
+            # To the leader, a lost GPU looks like a death: one of the batches may be the cause, so
+            # each is computed alone.
+            if isinstance(self._fault, GpuLostError):
+                raise self._fault
             self._leave()
         self._log.info("worker_left")
         if self._fault is not None:

@@ -30,13 +30,13 @@ from common.errors import OutsideError
 from common.jobs.store import encode_entry
 from common.runtime.fork_server import Adopted, end_strangers, fork_child
 from services.worker.channel import (
-    Beat,
-    Begin,
-    Changed,
+    BeginJob,
     Failure,
-    Leave,
-    Left,
+    JobChanged,
+    LeaveJob,
+    LeftJob,
     Pinned,
+    ProcessBeat,
     Scrape,
     Scraped,
     WorkerEnd,
@@ -65,10 +65,14 @@ SELECTED_S = 0.05
 GRACE_S = 5.0
 # Longest time that a scrape waits for a process.
 SCRAPE_S = 1.0
+# Reads of what a process has sent before its end, which are more than a socket can hold.
+MOST_READS = 100
 # Longest time without a message before a process counts as unhealthy.
 STILL_S = 60.0
 # Time within which a GPU may fail only once, unless a batch is at fault.
 AGAIN_LOST_S = 600.0
+# Words in errors of CUDA that are faults of a kernel, such as a wrong index, not of the GPU.
+KERNEL_FAULTS = ("assert", "illegal", "misaligned")
 # Lines and bytes of a process's output that its failure quotes.
 LAST_LINES, LAST_BYTES = 50, 2_000
 
@@ -84,12 +88,12 @@ class JobProcess:
         OSError: If the process cannot be started.
     """
 
-    def __init__(self, begin: Begin, logger: EventLogger) -> None:
+    def __init__(self, begin: BeginJob, logger: EventLogger) -> None:
         self._log = logger.bind(job=begin.job)
         self._since = monotonic()
         self.pinned = False
         # What the process said of its end.
-        self.result: Failure | Left | None = None
+        self.result: Failure | LeftJob | None = None
         # Monotonic time after which the process is killed.
         self._deadline = float("inf")
         self._complaint, self._last_seen = "", self._since
@@ -131,7 +135,6 @@ class JobProcess:
             if select.select([self._channel], [], [], timeout_s)[0]:
                 for message in self._channel.receive():
                     self._handle(message)
-                return True
             return self._process.poll() is None
         # The process has closed its end, so it ends now.
         self._deadline = min(self._deadline, monotonic() + GRACE_S)
@@ -141,29 +144,29 @@ class JobProcess:
 
     def change(self, record: str) -> None:
         """Send a changed record of the job."""
-        self._channel.send(Changed(record))
+        self._channel.send(JobChanged(record))
 
     def leave(self, within_s: float) -> None:
         """Make the process leave in order, and kill it if it takes longer than `within_s`."""
         self._deadline = min(self._deadline, monotonic() + within_s)
-        self._channel.send(Leave())
+        self._channel.send(LeaveJob())
 
     def end(self) -> Failure | None:
         """Kill the process if it still runs, and return why it failed; None if it did not."""
         self._process.kill()
         status = self._process.wait()
-        with suppress(EOFError):
-            while messages := self._channel.receive():
-                for message in messages:
-                    self._handle(message)
-        self._channel.close()
         if sys.platform == "linux":
             end_strangers()
+        with suppress(EOFError):
+            for _ in range(MOST_READS):
+                for message in self._channel.receive():
+                    self._handle(message)
+        self._channel.close()
         if self._output is not None:
             self._output.join(GRACE_S)
         if isinstance(self.result, Failure):
             return self.result
-        return None if isinstance(self.result, Left) else self._death(status)
+        return None if isinstance(self.result, LeftJob) else self._death(status)
 
     def complaint(self) -> str:
         """Return why the process is unhealthy, as `Watchdog.complaint` does."""
@@ -180,16 +183,16 @@ class JobProcess:
             self._arrived.wait_for(lambda: self._scrapes > number, SCRAPE_S)
             return self._scraped.families
 
-    def _handle(self, message: Failure | Left | Pinned | Beat | Scraped) -> None:
+    def _handle(self, message: Failure | LeftJob | Pinned | ProcessBeat | Scraped) -> None:
         self._last_seen = monotonic()
         match message:
-            case Failure() | Left():
+            case Failure() | LeftJob():
                 self.result = message
                 # Threads that a task has left behind could keep the process for ever.
                 self._deadline = min(self._deadline, monotonic() + GRACE_S)
             case Pinned(pinned):
                 self.pinned = pinned
-            case Beat(complaint):
+            case ProcessBeat(complaint):
                 self._complaint = complaint
             case Scraped():
                 with self._arrived:
@@ -325,7 +328,7 @@ class Slot:
             return
         if failure.lost:
             self._count_loss()
-        if failure.lost and self._is_second_loss(failure.lost):
+        if failure.lost and self._is_second_loss(failure):
             self.gave_up = (
                 f"GPU {self._gpu} failed twice within {AGAIN_LOST_S / 60:.0f} minutes, on different"
                 f" batches, and is not used any more: {failure.reason}"
@@ -337,15 +340,17 @@ class Slot:
                 # A person must act, or has to know of it.
                 board.put_unable(WORKER + (name or self._name), failure.reason, again_s + UNABLE_S)
 
-    def _is_second_loss(self, batches: tuple[int, ...]) -> bool:
+    def _is_second_loss(self, failure: Failure) -> bool:
         """Record a loss of the GPU; True if it is the second one soon, with other batches.
 
         A batch that makes a kernel fail is sent again, alone. Then the batch is at fault.
         """
+        if any(words in failure.reason for words in KERNEL_FAULTS):
+            return False
         before, before_s = self._lost
-        self._lost = batches, monotonic()
+        self._lost = failure.lost, monotonic()
         recent = monotonic() - before_s < AGAIN_LOST_S
-        return recent and not set(batches) & set(before)
+        return recent and not set(failure.lost) & set(before)
 
     def _supervise(self, job: JobRecord, name: str) -> Failure | None:
         """Run the process for a job until it ends, and return why it failed.
@@ -353,7 +358,7 @@ class Slot:
         Raises:
             OSError: If the process cannot be started.
         """
-        begin = Begin(job.spec.name, encode_entry(job).decode(), name, self._gpu)
+        begin = BeginJob(job.spec.name, encode_entry(job).decode(), name, self._gpu)
         self._job = process = JobProcess(begin, self._process.logger)
         self._selector.pinned_by(lambda: process.pinned)
         known: JobRecord | None = job

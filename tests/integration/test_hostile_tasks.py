@@ -56,13 +56,11 @@ SURVIVED = {
     "flood": {"forward": "flood"},
     "garbage": {"forward": "garbage"},
 }
-EXITED = "the task has ended its process: SystemExit: 0"
 # Hostilities that end the process, and the words for it in the job's state.
 FATAL: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "exit-0": ({"forward": "exit-0"}, ("ended with exit status 0",)),
     "exit-3": ({"forward": "exit-3"}, ("ended with exit status 3",)),
-    "exit-in-build": ({"build": "exit-in-order"}, (EXITED,)),
-    "exit-in-forward": ({"forward": "exit-in-order"}, (EXITED,)),
+    "exit-in-build": ({"build": "exit-in-order"}, ("build() of the task raised SystemExit: 0",)),
     # The quoted stack begins with the thread that died.
     "segfault": ({"forward": "segfault"}, ("died of SIGSEGV", "in segfault")),
     "closed": ({"forward": "closed"}, ("ended with exit status 1",)),
@@ -72,6 +70,7 @@ LOST_GPU = "CUDA error: device-side assert triggered"
 RAISED = {
     "memory": ({"forward": "memory"}, "one record does not fit"),
     "runtime": ({"forward": "runtime"}, LOST_GPU),
+    "exit-in-forward": ({"forward": "exit-in-order"}, "SystemExit: 0"),
 }
 
 
@@ -256,27 +255,14 @@ def test_job_whose_task_raises_is_given_up_with_the_reason_and_the_next_job_work
     world.assert_unharmed()
 
 
-@pytest.mark.nightly
-@pytest.mark.xfail(
-    reason="the process leaves in order, so no leader suspects the batch, and the state is silent",
-    raises=AssertionError,
-    strict=True,
-)
-def test_state_of_a_job_says_that_its_process_lost_the_gpu(world: World) -> None:
+def test_state_of_a_job_says_that_its_process_lost_the_gpu_and_the_next_job_works(
+    world: World,
+) -> None:
     hostile = world.hostile("accelerator", {"forward": "accelerator"})
-    try:
-        await_condition(
-            lambda: hostile.says(LOST_GPU) or hostile.is_given_up(LOST_GPU),
-            "the state of the job says so",
-            PATIENCE_S / 2,
-        )
-    finally:
-        world.stop(hostile.job)
-
-
-def test_worker_works_after_a_process_lost_its_gpu(world: World) -> None:
-    hostile = world.hostile("accelerator", {"forward": "accelerator"})
-    await_condition(lambda: hostile.has("began"), "the task has begun to do harm", PATIENCE_S)
+    await_condition(lambda: hostile.says(LOST_GPU), "the state of the job says so", PATIENCE_S)
+    await_condition(
+        lambda: bool(hostile.job.audit().quarantined), "the batch is quarantined", PATIENCE_S
+    )
     world.stop(hostile.job)
 
     world.assert_unharmed()

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from services.worker import channel
 from services.worker.channel import (
     LONGEST_BYTES,
-    Beat,
-    Begin,
-    Changed,
+    BeginJob,
     Failure,
-    Leave,
-    Left,
+    JobChanged,
+    LeaveJob,
+    LeftJob,
     Pinned,
+    ProcessBeat,
     ProcessEnd,
     ToWorker,
     WorkerEnd,
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MESSAGES: tuple[ToWorker, ...] = (
-    Beat(""),
-    Beat("the main loop has made no progress for 61 s"),
+    ProcessBeat(""),
+    ProcessBeat("the main loop has made no progress for 61 s"),
     Pinned(pinned=True),
-    Left(),
+    LeftJob(),
     Failure("KeyError: 'läble'", ("KeyError", "task.py:7"), reported=True, traceback="a\nb\n"),
 )
 # Bytes of a line that the worker must read past.
@@ -48,7 +48,7 @@ DROPPED = {
     "unknown type": b'{"type":"begin","job":"clicks","record":"","member":"w1"}',
     "no type": b"{}",
     "wrong field": b'{"type":"pinned","pinned":"yes"}',
-    "long text": msgspec.json.encode(Beat("x" * 20_001)),
+    "long text": msgspec.json.encode(ProcessBeat("x" * 20_001)),
     "half a message": b'{"type":"failure","reason":"out of',
     "two messages on one line": b'{"type":"left"}{"type":"left"}',
 }
@@ -98,8 +98,15 @@ def test_line_that_is_no_message_is_dropped_alone(line: bytes, piece: int) -> No
 
 @pytest.mark.parametrize("over", [1 << 16, LONGEST_BYTES])
 def test_line_longer_than_the_limit_is_dropped_alone(over: int) -> None:
-    data = encoded(Left()) + b"\n" + b" " * (LONGEST_BYTES + over) + b"\n" + encoded(Left()) + b"\n"
-    assert read_all(data, 1 << 16) == [Left(), Left()]
+    data = (
+        encoded(LeftJob())
+        + b"\n"
+        + b" " * (LONGEST_BYTES + over)
+        + b"\n"
+        + encoded(LeftJob())
+        + b"\n"
+    )
+    assert read_all(data, 1 << 16) == [LeftJob(), LeftJob()]
 
 
 def test_endless_line_takes_no_more_memory_than_the_limit(
@@ -111,12 +118,12 @@ def test_endless_line_takes_no_more_memory_than_the_limit(
         process.sendall(b"x" * (1 << 15))
         assert worker.receive() == []
         assert len(worker._lines._rest) <= (1 << 16) + (1 << 16)  # noqa: SLF001 -- its memory
-    process.sendall(b"\n" + encoded(Left()) + b"\n")
-    assert worker.receive() == [Left()]
+    process.sendall(b"\n" + encoded(LeftJob()) + b"\n")
+    assert worker.receive() == [LeftJob()]
 
 
 def test_half_line_at_the_end_is_dropped() -> None:
-    assert read_all(encoded(Left()) + b"\n" + encoded(Left()), 1 << 16) == [Left()]
+    assert read_all(encoded(LeftJob()) + b"\n" + encoded(LeftJob()), 1 << 16) == [LeftJob()]
 
 
 def test_process_without_messages_does_not_delay_the_worker(
@@ -130,26 +137,30 @@ def test_send_returns_if_the_process_reads_nothing_and_sends_it_all_once_the_pro
     ends: tuple[WorkerEnd, socket.socket],
 ) -> None:
     worker, theirs = ends
-    begin = Begin("clicks", "x" * 1_000_000, "w1")
+    begin = BeginJob("clicks", "x" * 1_000_000, "w1")
     worker.send(begin)
     for number in range(100):
-        worker.send(Changed(str(number) * 10_000))
-    worker.send(Leave())
+        worker.send(JobChanged(str(number) * 10_000))
+    worker.send(LeaveJob())
 
     process = ProcessEnd(theirs)
     found = list[object]()
-    while Leave() not in found:
+    while LeaveJob() not in found:
         worker.send()
         found += process.receive(0.0)
 
-    assert found == [begin, *(Changed(str(number) * 10_000) for number in range(100)), Leave()]
+    assert found == [
+        begin,
+        *(JobChanged(str(number) * 10_000) for number in range(100)),
+        LeaveJob(),
+    ]
 
 
 def test_send_to_an_ended_process_raises_nothing(ends: tuple[WorkerEnd, socket.socket]) -> None:
     worker, process = ends
     process.close()
-    worker.send(Begin("clicks", "", "w1"))
-    worker.send(Leave())
+    worker.send(BeginJob("clicks", "", "w1"))
+    worker.send(LeaveJob())
     with pytest.raises(EOFError):
         worker.receive()
 
@@ -159,7 +170,7 @@ def test_process_that_resets_its_socket_counts_as_ended(
 ) -> None:
     # A socket that is closed before it was read to the end reports a reset to the other end.
     worker, process = ends
-    worker.send(Begin("clicks", "", "w1"))
+    worker.send(BeginJob("clicks", "", "w1"))
     process.close()
     with pytest.raises(EOFError):
         worker.receive()

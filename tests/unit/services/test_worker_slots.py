@@ -6,6 +6,7 @@ import threading
 from io import StringIO
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from common.config.settings import Settings
@@ -20,7 +21,7 @@ from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from services.worker import selection, slots
-from services.worker.channel import Begin, Failure
+from services.worker.channel import BeginJob, Failure
 from services.worker.selection import JobSelector, SelectingWorker
 from services.worker.slots import Slot
 from tests.fakes.clock import ManualClock
@@ -58,7 +59,7 @@ class Bench:
         process = ServiceProcess("worker", "w0", Settings(), self.stopping, Watchdogs(), logger)
         self.losses = 0
         self.slot = Slot("w0", "GPU-1", self.selector, log, self.boards, process, self._lose)
-        self.started = list[Begin]()
+        self.started = list[BeginJob]()
         # Ends of the next processes. The worker is stopped after the last one.
         self.ends = list[Failure | None]()
         # Number of turns of a process.
@@ -88,7 +89,7 @@ class Bench:
     def _lose(self) -> None:
         self.losses += 1
 
-    def _start(self, begin: Begin, _: EventLogger) -> Ended:
+    def _start(self, begin: BeginJob, _: EventLogger) -> Ended:
         self.started.append(begin)
         return Ended(self)
 
@@ -243,6 +244,16 @@ def test_batch_that_makes_a_gpu_fail_again_does_not_end_the_gpu(bench: Bench) ->
     bench.run(lost(7, 8), lost(8), None)
 
     assert len(bench.started) == 3
+    assert not bench.slot.gave_up
+
+
+def test_faults_of_kernels_do_not_end_the_gpu(bench: Bench) -> None:
+    bench.submit("digits")
+    wrong_index = Failure("CUDA error: device-side assert triggered", reported=True, lost=(7,))
+    bench.run(wrong_index, msgspec.structs.replace(wrong_index, lost=(9,)), None)
+
+    assert len(bench.started) == 3
+    assert bench.losses == 2
     assert not bench.slot.gave_up
 
 
