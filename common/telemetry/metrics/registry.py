@@ -36,8 +36,7 @@ SECONDS = (
     60.0,
 )
 
-# Metrics of a process that are equal in its children.
-_EQUAL = {"doll_build_info", "process_start_time_seconds", "process_max_fds", "python_info"}
+_START = "process_start_time_seconds"
 MetricType: TypeAlias = Literal["counter", "gauge", "histogram"]
 # One value, or a value for each label or tuple of labels; unknown values are left out.
 Values: TypeAlias = float | Mapping[Any, float | None] | None
@@ -195,8 +194,8 @@ def _unpacked(family: Family) -> Metric:
 class _Combined:
     """Metrics of several processes, each series once.
 
-    Numbers add up. Of a time in seconds, which is a gauge, the longest counts; of what is equal in
-    all processes, the first.
+    Counters, histograms, bytes and open files add up. Of other gauges, the largest value counts. Of
+    the start, the first value counts.
     """
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
@@ -205,13 +204,16 @@ class _Combined:
         for metric in metrics:
             first = self._metrics.setdefault(metric.name, metric)
             values = self._values.setdefault(metric.name, {})
-            if metric.type != first.type or (metric is not first and metric.name in _EQUAL):
+            if metric.type != first.type or (metric is not first and metric.name == _START):
                 continue
-            longest = metric.type == "gauge" and metric.name.endswith("_seconds")
+            adds_up = metric.type != "gauge" or metric.name.endswith(("_bytes", "_open_fds"))
             for sample in metric.samples:
                 key = sample.name, tuple(sorted(sample.labels.items()))
-                before = values.get(key, 0.0)
-                values[key] = max(before, sample.value) if longest else before + sample.value
+                before = values.get(key)
+                if before is None:
+                    values[key] = sample.value
+                else:
+                    values[key] = before + sample.value if adds_up else max(before, sample.value)
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once."""

@@ -100,6 +100,7 @@ def test_scrape_adds_up_a_process_and_its_children() -> None:
         of_job = MetricSet()
         of_job.counter("doll_records_total", "Records.").inc(records)
         of_job.gauge("doll_outage_of_test_seconds", "Outage.").set(outage_s)
+        of_job.gauge("doll_memory_bytes", "Memory.").set(100)
         of_job.histogram("doll_gradient_seconds", "Gradient.", buckets=(1.0,)).observe(0.5)
         child.follow("digits", of_job)
         metrics.include(child.packed)
@@ -107,6 +108,7 @@ def test_scrape_adds_up_a_process_and_its_children() -> None:
 
     assert 'doll_records_total{job_name="digits"} 7.0' in text
     assert 'doll_outage_of_test_seconds{job_name="digits"} 5.0' in text
+    assert 'doll_memory_bytes{job_name="digits"} 200.0' in text
     assert 'doll_gradient_seconds_bucket{job_name="digits",le="1.0"} 2.0' in text
     assert text.count("# TYPE doll_records_total counter") == 1
     assert 'doll_build_info{service="worker",version="' in text
