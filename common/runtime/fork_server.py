@@ -345,8 +345,8 @@ def _sent(request: bytes, output: int, *others: int) -> socket.socket:
 def begin(service: str) -> ForkRequest | None:
     """Start the fork server of this process, without waiting for it.
 
-    If this process is a fork that has torch loaded, the server becomes a fork of this process, so
-    that nothing is loaded twice. Call this while the process has one thread.
+    If this process is a fork that has torch loaded, and still has one thread, the server becomes a
+    fork of this process, so that nothing is loaded twice.
 
     Args:
         service: The service whose modules the server loads.
@@ -359,7 +359,7 @@ def begin(service: str) -> ForkRequest | None:
     """
     if sys.platform != "linux":
         return None
-    if "torch" not in sys.modules:
+    if "torch" not in sys.modules or _threads() > 1:
         prepare(service)
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -520,6 +520,10 @@ class _Server:
         self._selector.close()
 
 
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 @cache
 def load(*services: str) -> None:
     """Import the modules of services, once.
@@ -538,7 +542,7 @@ def load(*services: str) -> None:
             importlib.import_module(each)
         # Each fork runs this module again, as `__main__`.
         del sys.modules[module]
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
+    if _threads() > 1:
         raise RuntimeError("something has begun a thread on its import: it cannot be forked")
     # Otherwise the first collection of each fork would copy all shared memory.
     gc.freeze()
