@@ -66,6 +66,9 @@ def _usable_gpu(nvml: Nvml | None) -> tuple[bool, str]:
         capability = f"{found.major}.{found.minor}"
         reason = refusal(capability, build)
         return not reason, f"{found.name}: {reason}"
+    # A person has hidden all GPUs.
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False, ""
     try:
         inventory = read_gpus(nvml)
     except NvmlMissingError:

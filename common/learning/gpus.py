@@ -148,7 +148,7 @@ def _memory(nvml: Nvml, handle: object) -> int:
 def supported(capability: str, architectures: Iterable[str]) -> bool:
     """True if code for one of these architectures runs on a GPU of this compute capability.
 
-    GpuInventory code (`sm_75`) runs on GPUs of the same major version and the same or a newer minor
+    Machine code (`sm_75`) runs on GPUs of the same major version and the same or a newer minor
     version, PTX (`compute_75`) on these and all newer ones. Both run on exactly one version if they
     use its special features (`sm_90a`).
 

@@ -354,7 +354,7 @@ class FlatOptimizer:
         self._optimizer.step()
         # The optimizer keeps no memory of its callers.
         for parameter in self._parameters:
-            parameter.grad = None
+            parameter.data, parameter.grad = parameter.data.new_empty(0), None
         self._optimizer.state.clear()
 
 

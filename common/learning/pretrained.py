@@ -67,11 +67,13 @@ def take(module: nn.Module, path: Path, new: Sequence[str]) -> Taken:
         raise UserError(f"init: the file is not a valid safetensors file: {error}") from error
     # Tied tensors have several names, of which the file needs one. Batch counters are not in files
     # of `doll model pull`, and nothing computes with them.
+    owners = dict(module.named_modules())
     kept = [
         name
         for name, tensor in own.items()
         if id(tensor) not in taken
-        and not is_counter(module.get_submodule(name.rpartition(".")[0]), name)
+        # A hook of the module's `state_dict` may have renamed the tensor.
+        and not ((owner := owners.get(name.rpartition(".")[0])) and is_counter(owner, name))
     ]
     missing = (name for name in kept if name not in names and not _is_named(name, new))
     wrong += (f"{_shown(name)} is not in the file" for name in missing)

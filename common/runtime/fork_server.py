@@ -39,7 +39,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -61,10 +61,10 @@ _LATER_OF = {
 }
 # Prefixes of the environment variables that are for one process.
 _SETTINGS = ("DOLL_", "FLEET_")
-# Pause between checks whether a fork was adopted, which takes less than a millisecond.
+# Pause between checks whether a fork has its new parent, which takes less than a millisecond.
 _ADOPTED_S = 0.0002
-# Most generations of orphans that are killed, because a process could start others for ever.
-_GENERATIONS = 100
+# Longest time until orphans have ended, because one could start others for ever.
+_ORPHANS_S = 1.0
 # Bytes of a request. Linux has the same limit for one environment variable.
 _LONGEST = 1 << 17
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
@@ -80,11 +80,11 @@ P = TypeVar("P")
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """ForkRequest for a process, sent with descriptors.
+    """Request for a new process, sent with descriptors.
 
-    The first two are its output, and a socket for its process id and exit code. A process with
-    another parent inherits the third one, and gets its number as last argument. A request without
-    descriptors only loads the modules, see `prepare`.
+    The first descriptor is the output, the second a socket that reports the process id and the exit
+    code. With a `parent`, the new process inherits a third one, whose number becomes the last
+    argument. A request without descriptors only loads the modules, see `prepare`.
     """
 
     module: str
@@ -94,14 +94,15 @@ class ForkRequest(msgspec.Struct, frozen=True):
     # Id of the process that becomes the parent of the new one; 0 for the server.
     parent: int = 0
 
-    def run(self) -> None:
-        """Run the module in a fork.
+    def run(self) -> NoReturn:
+        """Run the module in a fork, which then ends.
 
         Raises:
-            SystemExit: With the exit status of the module.
+            SystemExit: Always, with the exit status of the module.
         """
         ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(self).encode())
         become(self.module, self.arguments, self.environment, self.folder)
+        sys.exit(0)
 
 
 _REQUEST = msgspec.json.Decoder(ForkRequest)
@@ -195,8 +196,10 @@ class Adopted:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             # The id of the group is in use until the exit status was read.
             os.killpg(self.pid, signal.SIGKILL)
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            _spared.discard(self.pid)
+            # Another child may get the id as soon as this one was waited for.
+            with _starting:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                _spared.discard(self.pid)
             os.close(self._pidfd)
         return self.returncode
 
@@ -238,22 +241,24 @@ def fork_child(
 
 
 def end_strangers() -> None:
-    """Kill orphans that became children of this process.
+    """Kill orphans that became children of this process, and wait a moment for their end.
 
     They are processes that a child of this process started and left behind. In a process that
     calls `fork_child`, only the fork server may start children.
     """
-    with _starting:
-        # The children of an orphan become children of this process once the orphan is dead.
-        for _ in range(_GENERATIONS):
+    until = time.monotonic() + _ORPHANS_S
+    while time.monotonic() < until:
+        with _starting:
             strangers = [pid for pid in _children() if pid not in _spared]
             for pid in strangers:
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-            if not strangers:
-                return
+                    os.waitpid(pid, os.WNOHANG)
+        # The children of an orphan become children of this process once the orphan is dead.
+        if not strangers:
+            return
+        time.sleep(_ADOPTED_S)
 
 
 def _children() -> list[int]:
@@ -388,7 +393,8 @@ def _started() -> socket.socket:
     if _inherited:
         return _inherited.pop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Settings come with each request. Here, a fleet would take the server for a machine of its own.
+    # Settings come with each request. With a machine's variables, a fleet would count the server as
+    # another machine.
     kept = {name: it for name, it in os.environ.items() if not name.startswith(_SETTINGS)}
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with theirs:
@@ -495,7 +501,7 @@ class _Server:
             os._exit(0)
         while os.getppid() == between:
             time.sleep(_ADOPTED_S)
-        # The parent-death signal follows the parent of this moment, so it comes after the adoption.
+        # The parent-death signal is about the parent at the time of the call.
         self._become_child_of(parent, output)
         os.set_inheritable(inherited, True)  # noqa: FBT003 -- the standard library's
         with socket.socket(fileno=channel) as answers, suppress(BrokenPipeError):

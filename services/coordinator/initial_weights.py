@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 from common.core.snapshot_search import SEARCH_AGAIN_S
-from common.errors import DollError, UnavailableError, UserError
+from common.errors import UnavailableError, UserError
 from common.http.client import BoundedClient
 from common.jobs.build import parts_of
 from common.jobs.spec import place_of
@@ -292,7 +292,7 @@ class InitialWeights:
             raise UnavailableError(
                 f"reads the initial weights from {init.shown}: {source.size >> 20:,} MiB so far"
             ) from None
-        except DollError as error:
+        except Exception as error:
             self.drop()
             self._again_at, self._why = monotonic() + SEARCH_AGAIN_S, str(error)
             raise
@@ -307,6 +307,7 @@ class InitialWeights:
             lambda module: found.append(str(take(module, source.path, init.new))),
         )
         reason = f"with the weights of {init.shown}: {found[0]}"
-        job.log.info("weights_initialised", reason=reason)
+        # Later leaders find the stored weights and write no event, so the event comes first.
         job.replica.job_store.initialised(job.record, reason)
         store.put_init(model_in(Trainer(*parts).snapshot()))
+        job.log.info("weights_initialised", reason=reason)

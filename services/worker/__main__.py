@@ -81,8 +81,6 @@ def _work(only: str, process: ServiceProcess) -> None:
         selector = JobSelector(
             SelectingWorker(name, only, (*BUILT_IN_TASKS, *settings.tasks)),
             *(job_store, roster, metrics, process.logger, random.SystemRandom().random),
-            # All slots select in one thread, so one wait is enough.
-            waits=not slots,
         )
         count = lost.labels(gpu).inc if gpu else int
         slot = Slot(name, gpu, selector, log, boards, process, count)
@@ -116,12 +114,13 @@ def _select(slots: Mapping[Slot, JobSelector], leaving: threading.Event) -> None
     """Select jobs for all slots."""
     left = dict(slots)
     while left and not leaving.is_set():
-        for slot, selector in slots.items():
-            if slot in left and slot.gave_up:
+        for number, (slot, selector) in enumerate(list(left.items())):
+            if slot.gave_up:
                 selector.close()
                 del left[slot]
-            elif slot in left:
-                selector.turn()
+            else:
+                # One wait is enough for all slots.
+                selector.turn(waits=number == 0)
     for selector in left.values():
         selector.close()
 

@@ -6,6 +6,7 @@ could write anything to the socket. Lines that are too long or do not parse are 
 
 from __future__ import annotations
 
+import select
 import threading
 import traceback
 from contextlib import suppress
@@ -68,12 +69,12 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
     Attributes:
         reason: Text for people.
-        kind: Equal for failures that need to be logged only once.
+        kind: Key; failures with equal keys are logged once.
         passes: True if the error goes away by itself, such as a server that is unavailable.
-        reported: True if a person must act, so that the job's state shows the reason.
+        reported: True if the job's state shows the reason.
         traceback: Traceback for the log; may be empty.
-        died: True if the process ended without a word, the task called `sys.exit`, or the GPU was
-            lost.
+        died: True if the job is tried again after the shorter pauses of a death: the process ended
+            without a word, the task called `sys.exit`, or the GPU was lost.
         lost: Control offsets of the batches during which the process lost its GPU.
     """
 
@@ -151,11 +152,11 @@ class _Lines:
         self._skips = False
 
     def read(self) -> list[bytes]:
-        """Return the complete lines that have arrived, at least one read's worth.
+        """Receive once, and return the lines that are now complete.
 
         Raises:
             EOFError: If the other end is closed.
-            TimeoutError: If nothing arrives within the socket's timeout.
+            BlockingIOError: If the socket does not wait, and nothing has arrived.
         """
         data = self._end.recv(_READ_BYTES)
         if not data:
@@ -176,6 +177,8 @@ class ProcessEnd:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._lines = _Lines(end)
+        self._readable = select.poll()
+        self._readable.register(end, select.POLLIN)
         self._sending = threading.Lock()
 
     def send(self, message: ToWorker) -> None:
@@ -184,16 +187,17 @@ class ProcessEnd:
             self._end.sendall(_ENCODER.encode(message) + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> list[ToProcess]:
-        """Return the next messages; an empty list if none arrives in time.
+        """Return the next messages; an empty list if none is complete in time.
 
         Raises:
             EOFError: If the worker has ended.
         """
-        self._end.settimeout(timeout_s)
+        # A timeout of the socket would also limit the sending threads.
+        wait_ms = None if timeout_s is None else 1e3 * timeout_s
+        if not self._readable.poll(wait_ms):
+            return []
         try:
             lines = self._lines.read()
-        except TimeoutError:
-            return []
         except OSError as error:
             raise EOFError from error
         return [_TO_PROCESS.decode(line) for line in lines]
@@ -207,7 +211,7 @@ class WorkerEnd:
         end.setblocking(False)  # noqa: FBT003 -- the standard library's
         self._lines = _Lines(end)
         self._sending = threading.Lock()
-        # The part of the messages that did not fit into the socket yet.
+        # Encoded messages that the socket has not accepted yet.
         self._waiting = b""
 
     def fileno(self) -> int:

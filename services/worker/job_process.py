@@ -36,6 +36,7 @@ from services.worker.channel import (
     ProcessEnd,
     Scrape,
     Scraped,
+    ToProcess,
     failure_of,
 )
 from services.worker.loop import JobWorker, Observers
@@ -58,20 +59,33 @@ def main() -> int:
     """Work for the job that the worker names, and return the exit status."""
     keep_freed_memory()
     channel = ProcessEnd(socket.socket(fileno=int(sys.argv[-1])))
+    messages = list[ToProcess]()
     try:
-        begin, *others = channel.receive()
+        while not messages:
+            messages = channel.receive()
     except EOFError:
         return EXIT_FAILED
-    if not isinstance(begin, BeginJob) or others:
+    begin, *others = messages
+    if not isinstance(begin, BeginJob):
         raise TypeError("the worker has to name the job first")
-    # Read when torch first uses a GPU: it sees the GPU of the slot alone, or none.
+    # Torch reads this variable when it first uses a GPU. It then sees only the slot's GPU, or none.
     os.environ["CUDA_VISIBLE_DEVICES"] = begin.gpu
-    return run("worker", begin.member, partial(_work, channel, begin), called="worker")
+    return run("worker", begin.member, partial(_work, channel, begin, others), called="worker")
 
 
-def _work(channel: ProcessEnd, begin: BeginJob, process: ServiceProcess) -> int:
-    """Work for the job until the worker says otherwise, and report how it ended."""
+def _work(
+    channel: ProcessEnd, begin: BeginJob, others: list[ToProcess], process: ServiceProcess
+) -> int:
+    """Work for the job until the worker says otherwise, and report how it ended.
+
+    Args:
+        channel: This process's end of the channel.
+        begin: The first message.
+        others: Messages that arrived with it.
+        process: This process.
+    """
     link = _Link(channel, begin, process)
+    link.receive(others)
     try:
         _work_for(link, begin, process)
     except GpuLostError as error:
@@ -92,11 +106,11 @@ class _Link:
         self.job = self._record(begin.record)
         self.metrics = ProcessMetrics("worker")
         # Returns True if the held state keeps the worker at its job.
-        self.is_pinned: Callable[[], bool] = bool
+        self.is_pinned: Callable[[], bool] = lambda: False
         self._channel = channel
         self._process = process
         self._pinned = False
-        threading.Thread(target=self._receive, name="worker", daemon=True).start()
+        threading.Thread(target=self._receive_all, name="worker", daemon=True).start()
 
     def look(self) -> JobSpec | None:
         """Return the newest specification; None if this process must leave the job."""
@@ -105,7 +119,18 @@ class _Link:
             self._channel.send(Pinned(pinned))
         return None if self._process.stopping.is_set() else self.job.spec
 
-    def _receive(self) -> None:
+    def receive(self, messages: list[ToProcess]) -> None:
+        """Act on messages of the worker."""
+        for message in messages:
+            match message:
+                case JobChanged(record):
+                    self.job = self._record(record)
+                case LeaveJob():
+                    self._process.stopping.set()
+                case Scrape():
+                    self._channel.send(Scraped(self.metrics.packed()))
+
+    def _receive_all(self) -> None:
         while True:
             try:
                 messages = self._channel.receive(BEAT_S)
@@ -113,14 +138,11 @@ class _Link:
                 # The worker has ended. On Linux, the kernel has already killed this process.
                 os._exit(EXIT_FAILED)
             self._channel.send(ProcessBeat(self._process.watchdogs.complaint()))
-            for message in messages:
-                match message:
-                    case JobChanged(record):
-                        self.job = self._record(record)
-                    case LeaveJob():
-                        self._process.stopping.set()
-                    case Scrape():
-                        self._channel.send(Scraped(self.metrics.packed()))
+            try:
+                self.receive(messages)
+            # A task may have broken what this thread needs. It still has to see the order to leave.
+            except Exception:
+                self._process.logger.exception("message_failed")
 
     def _record(self, entry: str) -> JobRecord:
         record = decode_entry(self._name, entry.encode())
@@ -132,7 +154,7 @@ class _Link:
 def _work_for(link: _Link, begin: BeginJob, process: ServiceProcess) -> None:
     job, settings = link.job, process.settings
     torch.set_num_threads(settings.threads or 1)
-    # The GPU of the slot must be usable.
+    # A slot with a GPU must not fall back to the CPU.
     settings = settings.model_copy(update={"gpus": begin.gpu or "none"})
     watchdog = process.watchdogs.begin("the main loop")
     with ExitStack() as stack:

@@ -77,10 +77,9 @@ class JobSelector:
         roster: Published demands and placements.
         random: Random numbers from 0 to 1.
         clock: Monotonic time in seconds.
-        waits: True if `turn` waits a moment for job records.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a choice depends on
+    def __init__(
         self,
         worker: SelectingWorker,
         job_store: JobStore,
@@ -89,11 +88,8 @@ class JobSelector:
         logger: EventLogger,
         random: Callable[[], float],
         clock: Callable[[], float] = monotonic,
-        *,
-        waits: bool = True,
     ) -> None:
         self._me = worker
-        self._waits = waits
         self._job_store = job_store
         self._roster = roster
         self._metrics = metrics
@@ -173,14 +169,17 @@ class JobSelector:
             self._log.error("job_failed", job=job, reason=reason, again_in_s=pause_s, **more)
         return pause_s
 
-    def turn(self) -> None:
-        """Wait a moment for job records, and read demands and placements when due.
+    def turn(self, *, waits: bool = True) -> None:
+        """Read job records, and demands and placements when due.
+
+        Args:
+            waits: True to wait a moment for job records.
 
         Raises:
             OutsideError: If Kafka or Redis has refused this worker from the start.
         """
         try:
-            self._read_jobs()
+            self._read_jobs(JOBS_S if waits else 0.0)
             self._kafka_outage.quiet()
         except UnavailableError as error:
             self._kafka_outage.met(error)
@@ -208,12 +207,8 @@ class JobSelector:
 
     # --- jobs -------------------------------------------------------------------------------------
 
-    def _read_jobs(self) -> None:
-        jobs = (
-            self._job_store.refresh(JOBS_S * self._waits)
-            if self._has_read
-            else self._job_store.read()
-        )
+    def _read_jobs(self, wait_s: float) -> None:
+        jobs = self._job_store.refresh(wait_s) if self._has_read else self._job_store.read()
         self._has_read = True
         known = {name: record for name, record in jobs.items() if record.wanted != "stopped"}
         with self._lock:

@@ -2,12 +2,12 @@
 
 The worker itself runs no code of a task, so nothing that a task does can reach another job:
 
-    the process leaves in order         the slot takes its next job
-    it reports an error                 the job waits for a while here, see `JobSelector.failed`
-    it dies, whatever the reason        the same, with shorter pauses; the signal and the last lines
-                                        of its output are in the log and in the job's state
-    it does not leave in time           it is killed
-    the worker dies                     the kernel kills it
+    the process leaves in order          the slot takes its next job
+    the process reports an error         the job waits for a while, see `JobSelector.failed`
+    the process dies                     the job waits for a shorter while; the signal and the last
+                                         output are in the log and in the job's state
+    the process does not leave in time   the worker kills it
+    the worker dies                      the kernel kills the process
 """
 
 from __future__ import annotations
@@ -76,6 +76,13 @@ KERNEL_FAULTS = ("assert", "illegal", "misaligned")
 # Lines and bytes of a process's output that its failure quotes.
 LAST_LINES, LAST_BYTES = 50, 2_000
 
+UNASKED = Failure(
+    "the worker's process for this job left without an order, for example after a SIGTERM",
+    kind=("left",),
+    reported=True,
+    died=True,
+)
+
 
 class JobProcess:
     """A process for one job, as its worker sees it. One thread drives it with `turn`.
@@ -96,6 +103,8 @@ class JobProcess:
         self.result: Failure | LeftJob | None = None
         # Monotonic time after which the process is killed.
         self._deadline = float("inf")
+        # Why this worker has killed the process.
+        self._killed = ""
         self._complaint, self._last_seen = "", self._since
         self._scraped = Scraped(())
         self._arrived = threading.Condition()
@@ -113,8 +122,10 @@ class JobProcess:
         finally:
             os.close(writes)
         self._channel = WorkerEnd(ours)
+        self._readable = select.poll()
+        self._readable.register(ours, select.POLLIN)
         self._channel.send(begin)
-        self._output: threading.Thread | None = threading.Thread(
+        self._output = threading.Thread(
             target=self._copy_output, args=(reads,), name="output", daemon=True
         )
         self._output.start()
@@ -127,12 +138,13 @@ class JobProcess:
     def turn(self, timeout_s: float) -> bool:
         """Receive messages for at most this time; return False if the process has ended."""
         now = monotonic()
-        if now > self._deadline:
+        if now > self._deadline and not self._killed:
+            self._killed = "was killed, because it did not end in time"
             self._log.warning("job_process_killed", after_s=now - self._since)
             self._process.kill()
         self._channel.send()
         with suppress(EOFError):
-            if select.select([self._channel], [], [], timeout_s)[0]:
+            if self._readable.poll(1e3 * timeout_s):
                 for message in self._channel.receive():
                     self._handle(message)
             return self._process.poll() is None
@@ -162,8 +174,7 @@ class JobProcess:
                 for message in self._channel.receive():
                     self._handle(message)
         self._channel.close()
-        if self._output is not None:
-            self._output.join(GRACE_S)
+        self._output.join(GRACE_S)
         if isinstance(self.result, Failure):
             return self.result
         return None if isinstance(self.result, LeftJob) else self._death(status)
@@ -172,7 +183,7 @@ class JobProcess:
         """Return why the process is unhealthy, as `Watchdog.complaint` does."""
         still_s = monotonic() - self._last_seen
         if still_s >= STILL_S:
-            return f"the process {self.pid} for a job has made no progress for {still_s:.0f} s"
+            return f"the process {self.pid} for a job has sent nothing for {still_s:.0f} s"
         return self._complaint
 
     def metrics(self) -> Iterable[Family]:
@@ -205,7 +216,9 @@ class JobProcess:
         how = f"ended with exit status {status}, although its work was not done"
         if status < 0:
             how = f"died of {_signal_name(-status)}"
-        if status == -signal.SIGKILL:
+        if self._killed:
+            how = self._killed
+        elif status == -signal.SIGKILL:
             how += ", perhaps because the machine had no memory left"
         quoted = slice(LAST_BYTES) if self._is_fatal else slice(-LAST_BYTES, None)
         words = b"\n".join(self._words)[quoted].decode(errors="replace").strip()
@@ -280,8 +293,8 @@ class Slot:
         # Why the slot cannot be used any more.
         self.gave_up = ""
         self._job: JobProcess | None = None
-        # Batches of the last loss of the GPU, and its monotonic time.
-        self._lost: tuple[tuple[int, ...], float] = (), float("-inf")
+        # Id of the job, batches and monotonic time of the last loss of the GPU.
+        self._lost: tuple[str, tuple[int, ...], float] = "", (), float("-inf")
         self._watchdog = process.watchdogs.begin(f"the loop of {name}")
 
     def run(self) -> None:
@@ -328,7 +341,7 @@ class Slot:
             return
         if failure.lost:
             self._count_loss()
-        if failure.lost and self._is_second_loss(failure):
+        if failure.lost and self._is_second_loss(job, failure):
             self.gave_up = (
                 f"GPU {self._gpu} failed twice within {AGAIN_LOST_S / 60:.0f} minutes, on different"
                 f" batches, and is not used any more: {failure.reason}"
@@ -340,17 +353,17 @@ class Slot:
                 # A person must act, or has to know of it.
                 board.put_unable(WORKER + (name or self._name), failure.reason, again_s + UNABLE_S)
 
-    def _is_second_loss(self, failure: Failure) -> bool:
+    def _is_second_loss(self, job: JobRecord, failure: Failure) -> bool:
         """Record a loss of the GPU; True if it is the second one soon, with other batches.
 
         A batch that makes a kernel fail is sent again, alone. Then the batch is at fault.
         """
         if any(words in failure.reason for words in KERNEL_FAULTS):
             return False
-        before, before_s = self._lost
-        self._lost = failure.lost, monotonic()
+        before, batches, before_s = self._lost
+        self._lost = job.id, failure.lost, monotonic()
         recent = monotonic() - before_s < AGAIN_LOST_S
-        return recent and not set(failure.lost) & set(before)
+        return recent and not (before == job.id and set(failure.lost) & set(batches))
 
     def _supervise(self, job: JobRecord, name: str) -> Failure | None:
         """Run the process for a job until it ends, and return why it failed.
@@ -361,23 +374,30 @@ class Slot:
         begin = BeginJob(job.spec.name, encode_entry(job).decode(), name, self._gpu)
         self._job = process = JobProcess(begin, self._process.logger)
         self._selector.pinned_by(lambda: process.pinned)
-        known: JobRecord | None = job
+        known, leaving, renews = job, False, False
         try:
             while process.turn(SELECTED_S):
-                if known is None:
-                    self._watchdog.beat()
+                self._watchdog.beat()
+                if leaving:
                     continue
-                before, known = known, self._look(job)
+                newest = self._look(job)
                 # The task of a held job may have been corrected. Only a new process imports it.
-                resumed = known is not None and before.held and not known.held
-                if known is None or (resumed and not process.pinned):
-                    known = None
+                renews |= newest is not None and known.held and not newest.held
+                if newest is None or (renews and not process.pinned):
+                    leaving = True
                     process.leave(self._process.settings.leave_s + GRACE_S)
-                elif known is not before:
+                elif newest is not known:
+                    known = newest
                     process.change(encode_entry(known).decode())
         finally:
             self._job = None
             self._selector.pinned_by(None)
             failure = process.end()
-        # The end that it was asked for is no failure, even if it took too long.
-        return failure if known is not None else None
+        if not leaving:
+            return failure or UNASKED
+        # A process that was asked to leave has not failed, however it ended.
+        if failure is not None:
+            self._process.logger.warning(
+                "job_left_by_failure", job=job.spec.name, reason=failure.reason
+            )
+        return None

@@ -60,7 +60,7 @@ class Bench:
         self.losses = 0
         self.slot = Slot("w0", "GPU-1", self.selector, log, self.boards, process, self._lose)
         self.started = list[BeginJob]()
-        # Ends of the next processes. The worker is stopped after the last one.
+        # Ends of the next processes. The worker is stopped during the last one.
         self.ends = list[Failure | None]()
         # Number of turns of a process.
         self.turns = 2
@@ -122,6 +122,8 @@ class Ended:
     def turn(self, _: float) -> bool:
         """Return False at the last call, or once the process was asked to leave."""
         bench = self._bench
+        if len(bench.ends) == 1:
+            bench.stopping.set()
         bench.during()
         self._turns += 1
         return self._turns < bench.turns and not self.left
@@ -137,10 +139,7 @@ class Ended:
     def end(self) -> Failure | None:
         """Return the next end."""
         bench = self._bench
-        failure = bench.ends.pop(0)
-        if not bench.ends:
-            bench.stopping.set()
-        return failure
+        return bench.ends.pop(0)
 
 
 @pytest.fixture
@@ -167,12 +166,13 @@ def test_process_gets_the_record_the_name_and_the_gpu(bench: Bench) -> None:
     assert (begin.job, begin.member, begin.gpu) == ("digits", "w0", "GPU-1")
 
 
-def test_job_whose_process_left_in_order_gets_another_one_at_once(bench: Bench) -> None:
+def test_process_that_leaves_without_an_order_counts_as_dead(bench: Bench) -> None:
     bench.submit("digits")
     bench.run(None, None)
 
     assert len(bench.started) == 2
-    assert bench.clock() == 1000.0
+    assert bench.clock() == 1001.0
+    assert "left without an order" in bench.reason()
 
 
 def test_job_whose_process_dies_is_tried_again_after_growing_pauses(bench: Bench) -> None:
