@@ -8,6 +8,7 @@ the start and one at the end, however many parts and jobs use the server.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
@@ -17,8 +18,6 @@ from common.errors import ForbiddenError, UnavailableError
 from common.telemetry.logging import job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.telemetry.logging import EventLogger
 
 # Time without an error after which an outage ends, for parts that get errors but no answers.
@@ -58,6 +57,8 @@ _lock = threading.Lock()
 _ongoing = dict[str, "_Ongoing"]()
 # Servers that this process uses.
 _used = set[str]()
+# Each returns True while another process logs the outages that this one would log, too.
+_others = list[Callable[[], bool]]()
 
 
 class _Error(NamedTuple):
@@ -72,6 +73,8 @@ class _Ongoing:
     """An outage that has begun."""
 
     def __init__(self) -> None:
+        # True if this process logs the outage.
+        self.is_logged = not any(logs() for logs in _others)
         self.since_s = time()
         # Time of the newest error of any part.
         self.newest_s = monotonic()
@@ -127,7 +130,8 @@ class Outage:
             outage.newest_s = monotonic()
             outage.errors[id(self)] = _Error(ref(self), self.job, reason)
             is_right = isinstance(error, ForbiddenError) and len(outage.rights) < MOST_RIGHTS
-            is_new = begins or (is_right and reason not in outage.rights)
+            is_new = is_right and reason not in outage.rights
+            is_new |= begins and outage.is_logged
             if is_right:
                 outage.rights.add(reason)
         if is_new:
@@ -159,8 +163,15 @@ class Outage:
             if outage is None or not outage.answered(self):
                 return
             del _ongoing[server]
+        if not outage.is_logged:
+            return
         event = f"{server}_recovered"
         self._logger.info(event, after_s=round(time() - outage.since_s, 1))
+
+
+def leave_log_to(other: Callable[[], bool]) -> None:
+    """Log no outage that begins while `other` is true, such as while a child logs the same."""
+    _others.append(other)
 
 
 def ongoing(job: str = "") -> dict[str, OutageNotice]:

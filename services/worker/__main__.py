@@ -23,7 +23,7 @@ from common.runtime import fork_server
 from common.runtime.service import run
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.worker import lost_gpus
-from common.telemetry.outages import Outage
+from common.telemetry.outages import Outage, leave_log_to
 from services.worker.gpus import find_slots
 from services.worker.notices import NoticeWatch
 from services.worker.selection import JOBS_S, JobSelector, SelectingWorker
@@ -87,6 +87,8 @@ def _work(only: str, process: ServiceProcess) -> None:
         metrics.include(slot.metrics)
         process.watchdogs.watch(slot)
         slots[slot] = selector
+    # The process of a job uses the same servers.
+    leave_log_to(lambda: any(slot.works for slot in slots))
     faults = list[BaseException]()
     threads = [
         threading.Thread(target=_guarded, args=(work, process.stopping, faults), daemon=True)

@@ -308,6 +308,11 @@ class Slot:
                 self._work_for(job)
         self._process.watchdogs.end(self._watchdog)
 
+    @property
+    def works(self) -> bool:
+        """True while a process works for a job."""
+        return self._job is not None
+
     def complaint(self) -> str:
         """Return why the slot's process is unhealthy; empty if it is healthy."""
         job = self._job

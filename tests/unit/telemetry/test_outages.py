@@ -117,6 +117,25 @@ def test_parts_of_a_process_log_an_outage_once_until_all_of_them_have_an_answer(
     assert ongoing() == {}
 
 
+def test_outage_that_begins_while_another_process_logs_it_is_not_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # child    runs ─────────── ended
+    # outage     1 ───── over      2 ───── over
+    monkeypatch.setattr(outages, "_others", [])
+    runs = [True]
+    outages.leave_log_to(lambda: runs[0])
+    log, stream = logger_to()
+    outage = Outage(log, "redis")
+    outage.met(REFUSED)
+    assert outages.ongoing()["redis"].reason == "refused"
+    outage.over()
+    runs[0] = False
+    outage.met(OSError("timeout"))
+    outage.over()
+    assert said(stream) == ["redis_unavailable reason=timeout", "redis_recovered"]
+
+
 def test_each_missing_right_is_logged_once_in_an_outage() -> None:
     log, stream = logger_to()
     outages = [Outage(log, "kafka") for _ in range(3)]
