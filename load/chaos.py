@@ -90,7 +90,7 @@ _BACKLOG = (
 )
 # Records that may be produced, relative to those that the job can learn without a rollback.
 _TAKEN_BACK = 1.2
-_START_S = 150.0  # limit for the first update
+_START_S = 90.0  # limit for the first update
 # The model has weights for records produced up to this long after the run.
 _SPARE_S = 120.0
 _DRAIN_S = 120.0
