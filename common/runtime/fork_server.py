@@ -489,7 +489,7 @@ class _Server:
         As the process between them ends, the kernel gives its child to the nearest ancestor that
         adopts orphans.
         """
-        output, channel, inherited = fds
+        output, channel, _ = fds
         between = os.fork()
         if between:
             for fd in fds:
@@ -503,7 +503,6 @@ class _Server:
             time.sleep(_ADOPTED_S)
         # The parent-death signal is about the parent at the time of the call.
         self._become_child_of(parent, output)
-        os.set_inheritable(inherited, True)  # noqa: FBT003 -- the standard library's
         with socket.socket(fileno=channel) as answers, suppress(BrokenPipeError):
             answers.send(b"%d" % os.getpid())
         return True
