@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from common.core.commands import AppendAudit, CopyWeights, PublishSnapshot
+from common.core.messages import GENESIS
 
 if TYPE_CHECKING:
     from common.core.history import History
@@ -89,7 +90,10 @@ class SnapshotSchedule:
         self._pending: _Pending | None = None
         progress, position = snapshot.progress, snapshot.control_position
         self._hot = _LastSnapshot(now, progress, position)
-        self._checkpoint = _LastSnapshot(now, progress, position)
+        # The version may only be on the board or held by members, and nothing may change any more.
+        # So this leader takes one checkpoint, even without a change. Version 0 needs none.
+        saved = progress if snapshot.made == GENESIS else float("-inf")
+        self._checkpoint = _LastSnapshot(now, saved, position)
 
     @property
     def unread(self) -> int:

@@ -35,10 +35,11 @@ HOT = replace(QUIET, hot_every_s=1.0)
 class Audit(SnapshotSchedule):
     """A publisher whose history receives the records that it reads back."""
 
-    def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:
+    def __init__(self, settings: CoordinatorSettings = QUIET, version: int = 0) -> None:
         self.history = History(EPOCH, position=AFTER_LEAD)
         self.appended = list[AuditRecord]()
-        super().__init__(settings, genesis(FIRST), self.history, now)
+        start = at(version) if version else genesis(FIRST)
+        super().__init__(settings, start, self.history, now=0.0)
 
     def append(self, record: UpdateApplied | Quarantined) -> do.AppendAudit:
         """Append a record, to be read back later."""
@@ -168,6 +169,20 @@ def test_snapshot_is_not_due_while_nothing_is_new() -> None:
 
 def test_accepted_batches_make_a_snapshot_due() -> None:
     assert Audit(HOT).consider(1.0, progress=0, control_position=1) == "hot"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [replace(HOT, checkpoint_every_s=5.0), replace(HOT, checkpoint_every_updates=3)],
+)
+def test_new_leader_takes_one_checkpoint_of_the_version_it_started_from(
+    settings: CoordinatorSettings,
+) -> None:
+    # The leader before may have published this version on the board alone, or left it to members.
+    audit = Audit(settings, version=2)
+    assert audit.consider(5.0, progress=2, control_position=0) == "checkpoint"
+    audit.take(at(2), 5.0, checkpoint=True)
+    assert audit.consider(15.0, progress=2, control_position=0) is None
 
 
 def test_snapshot_starts_a_new_interval() -> None:
