@@ -350,8 +350,8 @@ def _sent(request: bytes, output: int, *others: int) -> socket.socket:
 def begin(service: str) -> ForkRequest | None:
     """Start the fork server of this process, without waiting for it.
 
-    If this process is a fork that has torch loaded, and still has one thread, the server becomes a
-    fork of this process, so that nothing is loaded twice.
+    While this process has one thread, the server becomes a fork of it, so that nothing is loaded
+    twice.
 
     Args:
         service: The service whose modules the server loads.
@@ -364,7 +364,7 @@ def begin(service: str) -> ForkRequest | None:
     """
     if sys.platform != "linux":
         return None
-    if "torch" not in sys.modules or _threads() > 1:
+    if _threads() > 1:
         prepare(service)
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -374,6 +374,7 @@ def begin(service: str) -> ForkRequest | None:
         theirs.close()
         _spared.add(pid)
         _inherited.append(ours)
+        prepare(service)
         return None
     ours.close()
     libc = ctypes.CDLL(None)

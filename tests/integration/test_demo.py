@@ -91,17 +91,26 @@ def _state(pid: int) -> str:
         return ""
 
 
-def machines_of(owner: int) -> set[int]:
-    """Return the rented machines that end with a process, no matter which process started them."""
-    found = set[int]()
+def machines_of(owner: int) -> dict[int, bytes]:
+    """Return the rented machines that end with a process, no matter which process started them.
+
+    Maps the id of each of their processes to the variable that names the machine.
+    """
+    found = dict[int, bytes]()
     for path in Path("/proc").glob("[0-9]*/environ"):
         # A process of another user, or one that has just ended.
         with suppress(OSError):
             variables = path.read_bytes().split(b"\0")
             mine = b"DOLL_OWNER_PID=%d" % owner in variables
-            if mine and any(each.startswith(b"FLEET_MACHINE=") for each in variables):
-                found.add(int(path.parent.name))
+            for tag in variables:
+                if mine and tag.startswith(b"FLEET_MACHINE="):
+                    found[int(path.parent.name)] = tag
     return found
+
+
+def machine_count(owner: int) -> int:
+    """Return the number of rented machines that end with a process."""
+    return len(set(machines_of(owner).values()))
 
 
 def name_of(pid: int) -> str:
@@ -147,7 +156,7 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     with running([*arguments, "--out", str(tmp_path)], temporary, tmp_path / "said") as process:
 
         def ended() -> bool:
-            seen.update(machines_of(process.pid) | descendants(process.pid))
+            seen.update(machines_of(process.pid), descendants(process.pid))
             return process.poll() is not None
 
         await_condition(ended, "the demo has ended", 150.0)
@@ -177,8 +186,8 @@ def test_rented_machines_end_with_a_killed_demo(tmp_path: Path, temporary: Path)
     said = tmp_path / "said"
     arguments = ["demo", "--provision", "--workers", "2", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: len(machines_of(process.pid)) == 2, "both machines run", 120.0)
-        everything = machines_of(process.pid) | descendants(process.pid)
+        await_condition(lambda: machine_count(process.pid) == 2, "both machines run", 120.0)
+        everything = machines_of(process.pid).keys() | descendants(process.pid)
         process.kill()
         process.wait(END_S)
     await_condition(lambda: not left(everything), "everything has ended")
@@ -192,9 +201,10 @@ def test_stopped_demo_leaves_nothing_running(
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
+        await_condition(lambda: "streaming starts" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
-        assert len(children) == 7  # the fork server included
+        # Two servers, the coordinator, the fork server, and three processes for each worker.
+        assert len(children) == 13
         process.send_signal(how)
         assert process.wait(END_S) == 128 + how, said.read_text()
     assert left(children) == set()
@@ -206,7 +216,7 @@ def test_stopped_demo_leaves_nothing_running(
 def test_killed_demo_leaves_nothing_running(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     with running(["demo", "--out", str(tmp_path)], temporary, said) as process:
-        await_condition(lambda: len(descendants(process.pid)) >= 7, "all processes are running")
+        await_condition(lambda: len(descendants(process.pid)) >= 13, "all processes are running")
         children = descendants(process.pid)
         process.kill()
         process.wait(END_S)
@@ -220,7 +230,7 @@ def test_worker_that_dies_unexpectedly_ends_the_demo_and_is_named(
     said = tmp_path / "said"
     arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
     with running(arguments, temporary, said) as process:
-        await_condition(lambda: "the stream begins" in said.read_text(), "the demo streams", 120.0)
+        await_condition(lambda: "streaming starts" in said.read_text(), "the demo streams", 120.0)
         children = descendants(process.pid)
         [victim] = [pid for pid in children if name_of(pid) == "worker-1"]
         os.kill(victim, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Machines that are processes, found in the process table by their environment.
 
 A machine is the leader of its own session. Its children inherit the environment and belong to the
-machine, but are not machines themselves.
+machine, but are not machines themselves, even if they lead a session.
 """
 
 from __future__ import annotations
@@ -50,9 +50,19 @@ class Table:
                     # Empty if it ended and was not waited for.
                     environment = process.environ()
                     tag = environment.get(_TAG, "")
-                    if tag.startswith(self._job) and environment.get(_DIRECTORY) == self._directory:
+                    if not tag.startswith(self._job) or _tag_of_parent(process) == tag:
+                        continue
+                    if environment.get(_DIRECTORY) == self._directory:
                         found[unquote(tag.removeprefix(self._job))] = process
         return found
+
+
+def _tag_of_parent(process: Process) -> str:
+    """Return the tag of a process's parent; empty if it has none or belongs to another user."""
+    try:
+        return Process(process.ppid()).environ().get(_TAG, "")
+    except psutil.Error:
+        return ""
 
 
 def ask_to_end(process: Process) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 DEAF = ("sh", "-c", "trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
+WITH_A_SESSION = ("sh", "-c", "setsid sh -c 'echo ready; exec sleep 600' & wait")
 NOON_S = 1_800_000_000.0
 
 
@@ -312,6 +313,14 @@ def test_child_process_of_a_machine_is_not_a_machine(provider: Processes) -> Non
         assert len(fleet.machines()) == 1
         main.kill()
         await_that(lambda: machine_of(fleet, 1).cause == "failed")
+
+
+def test_child_process_with_its_own_session_is_not_a_machine(provider: Processes) -> None:
+    provider.program = WITH_A_SESSION
+    with closing(provider.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
+        assert len(provider.running()[1].children()) == 1
 
 
 def test_fleets_in_different_folders_are_independent(
