@@ -1240,12 +1240,18 @@ class UpdateEvent(UpdateAnswer):
 
 
 class MemberEvent(Answer):
-    """Event `member`: a worker of the job came alive, is leaving, or is gone."""
+    """Event `member`: a worker of the job came alive, is leaving, is gone, or has failed."""
 
     worker: str = Field(description="Name of the worker whose status changed.")
-    status: Literal["alive", "leaving", "gone"] = Field(
-        description="New status of the worker: `alive`, `leaving` (it is shutting down) or `gone`"
-        " (its heartbeats have stopped)."
+    status: Literal["alive", "leaving", "gone", "failed"] = Field(
+        description="New status of the worker: `alive`, `leaving` (it is shutting down), `gone`"
+        " (its heartbeats have stopped) or `failed` (its process for the job has ended by an error"
+        " and starts again after a pause)."
+    )
+    reason: str = Field(
+        default="",
+        description="Reason why the worker has failed, such as a signal or exit status with the"
+        " last output; empty for other statuses.",
     )
     at_s: float = Field(
         description="Time at which the worker's status changed, in seconds since 1970."

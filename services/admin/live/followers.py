@@ -31,7 +31,7 @@ import msgspec
 
 from common.api.answers import EVENT_DATA, Answer, MemberEvent, UpdateEvent
 from common.api.jobs import job_answer, progress_answer
-from common.core.liveness import OutageNotice
+from common.core.liveness import WORKER, OutageNotice
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
@@ -182,6 +182,8 @@ class JobFollower:
         self._published_at = 0.0
         # Number of updates since that event.
         self._untold = 0
+        # Workers that say why they cannot work for the job, each with the reason.
+        self._failed = dict[str, str]()
 
     @property
     def job(self) -> str:
@@ -425,6 +427,9 @@ class JobFollower:
             is_new = self._filling.job.look(look)
             if self._view is not self._filling:
                 is_new = self._view.job.look(look)
+        known = self._failed
+        if look.statuses is not None:
+            self._failed = _failed(look)
         shown = self.summary
         if is_new or not self._stands():
             self._summarize()
@@ -439,6 +444,9 @@ class JobFollower:
             if status != before.get(worker, "gone"):
                 fields = {"worker": worker, "status": status, "at_s": look.at_s}
                 self._publish(MemberEvent.model_validate(fields))
+        for worker, reason in sorted(self._failed.items() - known.items()):
+            failed = MemberEvent(worker=worker, status="failed", reason=reason, at_s=look.at_s)
+            self._publish(failed)
 
     def _stands(self) -> bool:
         """Return True if time alone does not change the summary: no cost grows, no rate falls."""
@@ -506,6 +514,12 @@ class JobFollower:
                 reader.close()
         self._history = self._plans = None
         self._plans_until = 0
+
+
+def _failed(look: JobObservation) -> dict[str, str]:
+    """Return the workers that say why they cannot work for the job, each with the reason."""
+    unable = look.unable.items()
+    return {who.removeprefix(WORKER): why for who, why in unable if who.startswith(WORKER)}
 
 
 class Followers:

@@ -8,7 +8,7 @@
 |            | second                                             | how many it stands for         |
 | evaluation | when an evaluator has evaluated a version          | `EvaluationEvent`              |
 | drift      | when a stream's errors have risen                  | `DriftAnswer`                  |
-| member     | when a worker is alive, leaving or gone            | `MemberEvent`                  |
+| member     | when a worker is alive, leaving, gone or failed    | `MemberEvent`                  |
 | machine    | when a machine was ordered, runs, or has ended     | `MachineEvent`                 |
 | plan       | when the policy has decided                        | `PlanInForce`                  |
 | review     | when cost and stability were reviewed              | `ReviewEvent`                  |

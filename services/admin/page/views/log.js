@@ -76,7 +76,8 @@ function received({ name, data, atS }) {
   if (name === "job") {
     return { atS, kind: "job", text: `The job is ${data.state}${data.why ? `: ${data.why}` : ""}` };
   }
-  return { atS: data.at_s ?? atS, kind: "member", text: `The worker ${data.worker} is ${data.status}.` };
+  const what = data.status === "failed" ? `has failed: ${data.reason}` : `is ${data.status}.`;
+  return { atS: data.at_s ?? atS, kind: "member", text: `The worker ${data.worker} ${what}` };
 }
 
 /** The log as a list. @returns {Array<Node>} */

@@ -226,6 +226,19 @@ def test_worker_status_changes_are_published(rig: Rig) -> None:
     assert rig.next_named("member")["status"] == "gone"
 
 
+def test_failure_of_a_worker_is_published_once_with_its_reason(rig: Rig) -> None:
+    rig.board.put_unable("worker w0", "ended before anybody watched", 60.0)
+    rig.begin()
+    rig.board.put_unable("worker w1", "died of SIGSEGV", 60.0)
+    rig.board.put_unable("evaluator e1", "no data", 60.0)
+    data = rig.next_named("member")
+    found = [data["worker"], data["status"], data["reason"]]
+    assert found == ["w1", "failed", "died of SIGSEGV"]
+    rig.board.put_unable("worker w1", "died of SIGSEGV", 60.0)
+    rig.board.beat(WorkerId("w1"), "alive", 60.0)
+    assert rig.next_named("member")["status"] == "alive"
+
+
 def test_follower_reads_a_plans_topic_created_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
