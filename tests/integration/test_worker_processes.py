@@ -132,7 +132,7 @@ def test_death_of_a_worker_ends_its_processes_and_another_worker_continues(
     # w0   ██████ killed
     # w1        ██████████████ killed
     # w2                   ██████████
-    cluster = make("parent-dies", times * RECORDS, seconds=SECONDS)
+    cluster = make(f"parent-dies-{times}", times * RECORDS, seconds=SECONDS)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w0")
     for number in range(times):
@@ -151,7 +151,7 @@ def test_death_of_a_fork_server_ends_no_job_and_the_next_process_gets_another_se
 ) -> None:
     # server   ██████ killed           another ████████████████
     # job      ██████████████████ killed       ████████████████
-    cluster = make("server-dies", 2 * times * RECORDS, seconds=SECONDS)
+    cluster = make(f"server-dies-{times}", 2 * times * RECORDS, seconds=SECONDS)
     cluster.start("coordinator", "c1")
     for number in range(times):
         # The pauses after deaths become longer, so each round has a new worker.
@@ -178,7 +178,7 @@ def test_death_of_a_fork_server_ends_no_job_and_the_next_process_gets_another_se
 @TIMES
 def test_killed_process_of_a_job_is_restarted(make: Make, times: int) -> None:
     # w0   ██████ killed    ██████████
-    cluster = make("job-dies", times * RECORDS, seconds=SECONDS)
+    cluster = make(f"job-dies-{times}", times * RECORDS, seconds=SECONDS)
     cluster.start("coordinator", "c1")
     for number in range(times):
         name = f"w{number}"
@@ -205,7 +205,7 @@ def test_killed_process_of_a_job_is_restarted(make: Make, times: int) -> None:
 def test_process_that_hangs_ends_when_its_worker_leaves(
     settings: Settings, tmp_path: Path, task: str, event: str, times: int
 ) -> None:
-    name = f"hangs-{task.rpartition(':')[2].lower()}"
+    name = f"hangs-{task.rpartition(':')[2].lower()}-{times}"
     with closing(Cluster(settings, tmp_path, name, 8, entrypoint=task)) as cluster:
         cluster.start("coordinator", "c1")
         cluster.produce(8)
@@ -228,7 +228,7 @@ def hangs(cluster: Cluster, name: str) -> bool:
 def test_frozen_process_of_a_job_changes_nothing_when_it_wakes(make: Make, times: int) -> None:
     # w0   ██████ frozen ░░░░░░░░░░░░ thaws ████
     # w1   █████████████████████████████████████
-    cluster = make("job-freezes", 3 * times * RECORDS, seconds=SECONDS)
+    cluster = make(f"job-freezes-{times}", 3 * times * RECORDS, seconds=SECONDS)
     cluster.start("coordinator", "c1")
     for name in ("w0", "w1"):
         cluster.start("worker", name)
