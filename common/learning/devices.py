@@ -62,10 +62,7 @@ def _usable_gpu(nvml: Nvml | None) -> tuple[bool, str]:
     """Return True if PyTorch can use a GPU; otherwise also why not, or "" if there is none."""
     build = torch_build()
     if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        capability = f"{found.major}.{found.minor}"
-        reason = refusal(capability, build)
-        return not reason, f"{found.name}: {reason}"
+        return _gpu_of_torch(build)
     # A person has hidden all GPUs.
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False, ""
@@ -81,6 +78,16 @@ def _usable_gpu(nvml: Nvml | None) -> tuple[bool, str]:
         gpu.fault or refusal(gpu.parts[0].capability, build, inventory) for gpu in inventory.gpus
     ]
     return False, faults[0] if all(faults) else _cuda_error()
+
+
+def _gpu_of_torch(build: TorchBuild) -> tuple[bool, str]:
+    """Return True if PyTorch can use the GPU that it sees; also why not."""
+    try:
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    except RuntimeError as error:
+        return False, one_line(error)
+    reason = refusal(f"{found.major}.{found.minor}", build)
+    return not reason, f"{found.name}: {reason}"
 
 
 def _cuda_error() -> str:

@@ -8,6 +8,7 @@ candidate keeps its lease, and each of its searches finds that the file is still
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -49,6 +50,8 @@ WAITS_TTL_S = 10.0
 UNUSED_S = 60.0
 _PART = 1 << 20
 MOST_BYTES = MAX_MODEL_MIB << 20
+# Errors of a path that remain until a person acts. ELOOP is a symbolic link.
+_WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EINVAL}
 # Statuses besides 5xx that a later request may not get.
 _TEMPORARY = {408, 429}
 
@@ -174,6 +177,8 @@ class SourceFile:
                     place = at(parent, os.O_DIRECTORY | os.O_NOFOLLOW, place)
                 file = at(last, os.O_NOFOLLOW, place)
             except OSError as error:
+                if error.errno not in _WRONG_PATH:
+                    raise
                 raise UserError(
                     f"init.from: {shown} below DOLL_MODELS cannot be read, or is a symbolic link:"
                     f" {error}"

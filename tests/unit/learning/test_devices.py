@@ -54,6 +54,21 @@ def gpu_of_torch(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
 
 
+def test_gpu_that_fails_its_first_call_is_not_used_and_reported(
+    warned: Warned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("CUDA driver initialization failed\nyou might not have a CUDA gpu.")
+
+    gpu_of_torch(monkeypatch, (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert resolve_device("auto", warned, FakeNvml()) == CPU
+    [reason] = warned.reasons
+    assert "CUDA driver initialization failed" in reason
+    with pytest.raises(UserError, match="CUDA driver initialization failed"):
+        resolve_device("cuda", warned, FakeNvml())
+
+
 def test_auto_is_the_cpu_without_a_word_if_there_is_no_gpu(warned: Warned) -> None:
     assert resolve_device("cpu", warned, BROKEN) == CPU
     assert resolve_device("auto", warned, NO_LIBRARY) == CPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -144,6 +145,21 @@ def test_path_that_leaves_the_folder_or_is_no_file_is_refused(
     os.mkfifo(folder / "pipe")
     with pytest.raises(UserError, match=f"init.from: {path} below DOLL_MODELS .*{problem}"):
         read(path, models=str(folder))
+
+
+def test_path_is_tried_again_if_this_process_has_no_descriptor_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = os.open
+
+    def exhausted(path: str, *rest: int, **others: int) -> int:
+        if path == str(tmp_path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opens(path, *rest, **others)
+
+    monkeypatch.setattr(os, "open", exhausted)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        read("model.bin", models=str(tmp_path))
 
 
 def test_path_without_the_setting_is_refused() -> None:
