@@ -237,7 +237,7 @@ def fork_child(
     variables = dict(os.environ)
     here = str(Path.cwd())
     request = ForkRequest(module, tuple(arguments), variables, here, parent=os.getpid())
-    return _made(Adopted, msgspec.json.encode(request), output, inherited.fileno())
+    return _request(Adopted, msgspec.json.encode(request), output, inherited.fileno())
 
 
 def end_strangers() -> None:
@@ -291,7 +291,7 @@ def fork_module(
     """
     variables = dict(os.environ if environment is None else environment)
     request = msgspec.json.encode(ForkRequest(module, tuple(arguments), variables, str(Path.cwd())))
-    return _made(Forked, request, output.fileno())
+    return _request(Forked, request, output.fileno())
 
 
 def prepare(*services: str) -> None:
@@ -304,13 +304,13 @@ def prepare(*services: str) -> None:
         return
     # `fork_module` reports the error.
     with _starting, suppress(OSError):
-        server = _started()
+        server = _server()
         for service in services:
             request = ForkRequest(f"services.{service}", (), {}, "")
             server.send(msgspec.json.encode(request))
 
 
-def _made(make: Callable[[socket.socket], P], request: bytes, *fds: int) -> P:
+def _request(make: Callable[[socket.socket], P], request: bytes, *fds: int) -> P:
     """Send a request to the server, which is started again if it has ended.
 
     Args:
@@ -325,13 +325,13 @@ def _made(make: Callable[[socket.socket], P], request: bytes, *fds: int) -> P:
         raise OSError(errno.E2BIG, f"the environment is larger than {_LONGEST} bytes")
     with _starting:
         try:
-            return make(_sent(request, *fds))
+            return make(_send_request(request, *fds))
         except OSError:
-            _started.cache_clear()
-        return make(_sent(request, *fds))
+            _server.cache_clear()
+        return make(_send_request(request, *fds))
 
 
-def _sent(request: bytes, output: int, *others: int) -> socket.socket:
+def _send_request(request: bytes, output: int, *others: int) -> socket.socket:
     """Send a request to the server.
 
     Raises:
@@ -340,7 +340,7 @@ def _sent(request: bytes, output: int, *others: int) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            socket.send_fds(_started(), [request], [output, theirs.fileno(), *others])
+            socket.send_fds(_server(), [request], [output, theirs.fileno(), *others])
         except OSError:
             ours.close()
             raise
@@ -390,7 +390,7 @@ def begin(service: str) -> ForkRequest | None:
 
 
 @cache
-def _started() -> socket.socket:
+def _server() -> socket.socket:
     if _inherited:
         return _inherited.pop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -109,12 +109,12 @@ class JobProcess:
         self._scraped = Scraped(())
         self._arrived = threading.Condition()
         self._scrapes = 0
-        self._words, self._is_fatal = deque[bytes](maxlen=LAST_LINES), False
+        self._last_lines, self._is_fatal = deque[bytes](maxlen=LAST_LINES), False
         ours, theirs = socket.socketpair()
         reads, writes = os.pipe()
         try:
             with theirs:
-                self._process = _started(f"job-{begin.job}", writes, theirs)
+                self._process = _start_process(f"job-{begin.job}", writes, theirs)
         except OSError:
             ours.close()
             os.close(reads)
@@ -221,7 +221,7 @@ class JobProcess:
         elif status == -signal.SIGKILL:
             how += ", perhaps because the machine had no memory left"
         quoted = slice(LAST_BYTES) if self._is_fatal else slice(-LAST_BYTES, None)
-        words = b"\n".join(self._words)[quoted].decode(errors="replace").strip()
+        words = b"\n".join(self._last_lines)[quoted].decode(errors="replace").strip()
         reason = f"the worker's process for this job {how}; its last output: {words or 'none'}"
         return Failure(reason, kind=(how,), reported=True, died=True)
 
@@ -231,10 +231,10 @@ class JobProcess:
             while line := lines.readline(1 << 16):
                 # The stacks of a fatal error begin with the thread that it is about.
                 if line.startswith(b"Fatal Python error: "):
-                    self._words.clear()
+                    self._last_lines.clear()
                     self._is_fatal = True
-                if not self._is_fatal or len(self._words) < LAST_LINES:
-                    self._words.append(line.rstrip(b"\n"))
+                if not self._is_fatal or len(self._last_lines) < LAST_LINES:
+                    self._last_lines.append(line.rstrip(b"\n"))
                 with suppress(OSError):
                     while line:
                         line = line[os.write(2, line) :]
@@ -247,7 +247,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _started(name: str, output: int, inherited: socket.socket) -> Adopted | subprocess.Popen[bytes]:
+def _start_process(
+    name: str, output: int, inherited: socket.socket
+) -> Adopted | subprocess.Popen[bytes]:
     if sys.platform == "linux":
         return fork_child(MODULE, ("--name", name), output, inherited)
     return subprocess.Popen(  # noqa: S603 -- our own command line, no shell

@@ -261,6 +261,19 @@ def test_update_equals_plain_torch_where_batches_do_not_reach_all_parameters(
         before = after
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_local_steps_reach_what_any_of_their_batches_reaches(*, sparse: bool) -> None:
+    network = Branching(16, sparse=sparse)
+    computer = GradientComputer(BranchTask(network), network, CPU)
+    batches = [batch_of(number, 16, branch) for number, branch in enumerate((0, 2, 2))]
+    found = computer.compute(batches, local_rate=RATE)
+    names = [name for name, _ in network.named_parameters()]
+    unreached = {name for place, name in enumerate(names) if not found.reached >> place & 1}
+    assert unreached == {name for name in names if name.startswith("branches.1.")}
+    gradient = named_weights(layout_of(network), found.vector)
+    assert all(gradient[name].any() == (name not in unreached) for name in names)
+
+
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_snapshot_with_unequal_steps_continues_bit_for_bit(name: OptimizerName) -> None:
     network = Branching(16, sparse=False)
