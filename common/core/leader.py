@@ -806,9 +806,8 @@ class Leader:
         too_many = "" if record.expired else self._poison.quarantined()
         if too_many:
             yield from self.hold(
-                f"{too_many} are {record.reason}; correct the task (and restart its workers, which"
-                " load it once) or the data, run `doll job requeue` for the batches, and resume"
-                " the job",
+                f"{too_many} are {record.reason}; correct the task or the data, run `doll job"
+                " requeue` for the batches, and resume the job",
                 traceback,
             )
 

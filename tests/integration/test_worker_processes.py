@@ -206,7 +206,9 @@ def test_process_that_hangs_ends_when_its_worker_leaves(
     settings: Settings, tmp_path: Path, task: str, event: str, times: int
 ) -> None:
     name = f"hangs-{task.rpartition(':')[2].lower()}-{times}"
-    with closing(Cluster(settings, tmp_path, name, 8, entrypoint=task)) as cluster:
+    # Each end of a process with the batch in its hands counts as a failure of the batch.
+    options = f"max_failures: {times}"
+    with closing(Cluster(settings, tmp_path, name, 8, options, entrypoint=task)) as cluster:
         cluster.start("coordinator", "c1")
         cluster.produce(8)
         for number in range(times):
