@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Aggregation: TypeAlias = Literal["board", "replicas", "slices"]
 BATCH_SIZE = 8  # b of `counting_job`
-_SNAPSHOT_S = 60.0
+_SNAPSHOT_S = 120.0
 _GROW_S = 30.0
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 PAUSE_S = 0.02  # seconds between two polls
 
 

@@ -201,7 +201,7 @@ def world(
 
 def test_job_beside_bad_jobs_drains(world: World) -> None:
     cluster = world.cluster
-    await_condition(cluster.drained, "everything is settled", patience_s=60.0)
+    await_condition(cluster.drained, "everything is settled")
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     audit = cluster.audit()
     assert (audit.flaws, audit.trained, audit.unsettled) == ((), INNOCENT_RECORDS, 0)
@@ -210,7 +210,7 @@ def test_job_beside_bad_jobs_drains(world: World) -> None:
 
 @pytest.mark.parametrize("name", HELD)
 def test_impossible_job_is_held_with_the_reason(world: World, name: str) -> None:
-    await_condition(lambda: world.record(name).held, f"{name} is held", patience_s=60.0)
+    await_condition(lambda: world.record(name).held, f"{name} is held")
     record = world.record(name)
     assert record.wanted == "paused"
     assert HELD[name] in f"{record.reason}\n{record.detail}"

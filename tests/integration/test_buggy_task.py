@@ -110,9 +110,7 @@ def produce(cluster: Cluster, job: CountingJob, begin: int, end: int) -> None:
 def held(cluster: Cluster, job: CountingJob) -> JobRecord:
     """Return the job's record, once it is held."""
     with closing(JobStore(cluster.log)) as job_store:
-        await_condition(
-            lambda: job_store.get(job.name).held, f"{job.name} is held", patience_s=60.0
-        )
+        await_condition(lambda: job_store.get(job.name).held, f"{job.name} is held")
         return job_store.get(job.name)
 
 
@@ -138,7 +136,7 @@ def test_backlog_survives_task_bug_and_quarantined_batches_are_requeued(
     cluster.produce(400)
 
     record = held(cluster, job)
-    await_condition(cluster.drained, "the other job is drained", patience_s=60.0)
+    await_condition(cluster.drained, "the other job is drained")
     before = job.audit()
     bug.unlink()
     said = doll(environ, "job", "requeue", job.name, "--all")
@@ -149,7 +147,7 @@ def test_backlog_survives_task_bug_and_quarantined_batches_are_requeued(
     count = len(before.quarantined)
     assert 1 <= count <= MOST_QUARANTINED
     assert f"{count} of {count} batches of {job.name} were requeued" in said
-    await_condition(job.drained, "everything is trained", patience_s=120.0)
+    await_condition(job.drained, "everything is trained")
     proof = job.audit()
     assert (proof.flaws, proof.quarantined, proof.trained) == ((), (), RECORDS)
     assert np.flatnonzero(job.weights(proof) != -1.0).tolist() == []
@@ -179,7 +177,7 @@ def test_metric_without_value_is_omitted_and_does_not_hold_the_job(
 ) -> None:
     task = f'{{entrypoint: "{NO_VALUES}", records: 400}}'
     job = submitted(cluster, "no-values", task, 400)
-    await_condition(job.drained, "everything is trained", patience_s=60.0)
+    await_condition(job.drained, "everything is trained")
     audit = job.audit()
     assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 400)
     # The records of a partition are all even or all odd, so an update may have no even one.
@@ -197,12 +195,10 @@ def test_single_record_waits_for_another_with_batch_norm(
     lingers = "batch_linger_s: 0.3\n        group_linger_s: 0.3"
     job = submitted(cluster, "normalised", task, 1, lingers)
     why = f"{job.name}: waiting for records: 1 record waits: batch normalization needs two"
-    await_condition(
-        lambda: why in doll(environ, "job", "show", job.name), "the rest waits", patience_s=60.0
-    )
+    await_condition(lambda: why in doll(environ, "job", "show", job.name), "the rest waits")
 
     produce(cluster, job, 1, 2)
-    await_condition(job.drained, "everything is trained", patience_s=60.0)
+    await_condition(job.drained, "everything is trained")
     audit = job.audit()
     assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 2)
     with closing(JobStore(cluster.log)) as job_store:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 CLAIMED, OVERWRITTEN, NEW = 16, 4, 40  # records of the first partition
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 HOSTILE = """\
 log.cleanup.policy=compact
 log.retention.bytes=1000000

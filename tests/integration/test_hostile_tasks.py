@@ -45,7 +45,7 @@ pytestmark = pytest.mark.kafka
 
 IMAGES, BATCH = 128, 16
 RECORDS = 16
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 # Hostilities that the process survives, some of them at once.
 SURVIVED = {
     "defaults": {"build": "defaults"},

@@ -37,7 +37,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 JOB = "open-transaction"
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 REPORTED_WITHIN_S = 15.0
 BEFORE, OPEN, BEHIND = range(500), range(500, 510), range(510, 1510)
 

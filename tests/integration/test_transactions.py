@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 # Time from a drained job to the commit of its last offsets.
 COMMITTED_WITHIN_S = 10.0
 _numbers = count()

@@ -57,7 +57,7 @@ reduction: sum
 optimizer: {{name: sgd, learning_rate: 1.0}}
 """
 ROUNDS = [30, pytest.param(1_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 PLACE = Partition(JOBS, 0)
 OPERATORS = ("olga", "mia")  # names of keys
 
