@@ -8,6 +8,11 @@ server loads it, while this process learns from Kafka and Redis which job it is 
 from __future__ import annotations
 
 import os
+
+if __name__ == "__main__":
+    # A process with threads cannot be forked, and OpenBLAS starts some when NumPy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import random
 import sys
 import threading
