@@ -1245,13 +1245,13 @@ class MemberEvent(Answer):
     worker: str = Field(description="Name of the worker whose status changed.")
     status: Literal["alive", "leaving", "gone", "failed"] = Field(
         description="New status of the worker: `alive`, `leaving` (it is shutting down), `gone`"
-        " (its heartbeats have stopped) or `failed` (its process for the job has ended by an error"
-        " and starts again after a pause)."
+        " (its heartbeats have stopped) or `failed` (it cannot work for the job, for example"
+        " because its process for the job has died; it tries again after a pause)."
     )
     reason: str = Field(
         default="",
-        description="Reason why the worker has failed, such as a signal or exit status with the"
-        " last output; empty for other statuses.",
+        description="Reason why the worker has failed, for a process with the signal or exit status"
+        " and the last output; empty for other statuses.",
     )
     at_s: float = Field(
         description="Time at which the worker's status changed, in seconds since 1970."

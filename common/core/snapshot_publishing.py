@@ -91,7 +91,7 @@ class SnapshotSchedule:
         progress, position = snapshot.progress, snapshot.control_position
         self._hot = _LastSnapshot(now, progress, position)
         # The version may only be on the board or held by members, and nothing may change any more.
-        # So this leader takes one checkpoint, even without a change. Version 0 needs none.
+        # So this leader takes one checkpoint, even without a change. Version 0 can be built again.
         saved = progress if snapshot.made == GENESIS else float("-inf")
         self._checkpoint = _LastSnapshot(now, saved, position)
 
@@ -150,7 +150,11 @@ class SnapshotSchedule:
     def consider(
         self, now: float, progress: float, control_position: int
     ) -> Literal["hot", "checkpoint"] | None:
-        """Return the kind of snapshot that is due, or None. Without changes nothing is due."""
+        """Return the kind of snapshot that is due, or None.
+
+        Without changes nothing is due, except one checkpoint of the version that the leader started
+        from.
+        """
         if self._pending is not None:
             return None
         settings, moved_to = self._settings, (now, progress, control_position)

@@ -1,9 +1,9 @@
 """Starts services in milliseconds, as forks of a process that has loaded torch and their code.
 
 `python -m services.worker` needs 1.6 s of processor time for imports. The fork server, a child
-process that runs `python -m common.runtime.fork_server`, needs that time once. It imports a
-service's modules at the first request for the service, or at `prepare`, starts no thread, and forks
-for each request.
+process, needs that time once. It runs `python -m common.runtime.fork_server`, or is a fork of its
+parent, see `begin`. It imports a service's modules at the first request for the service, or at
+`prepare`, starts no thread, and forks for each request.
 
 A fork is like a separate process, with its own session, output, environment and working directory.
 Only `/proc` differs: `/proc/PID/environ` and `cmdline` are the server's, and `/proc/PID/comm` is

@@ -61,7 +61,7 @@ def _tag_of_parent(process: Process) -> str:
     """Return the tag of a process's parent; empty if it has none or belongs to another user."""
     try:
         return Process(process.ppid()).environ().get(_TAG, "")
-    except psutil.Error:
+    except (OSError, psutil.Error):
         return ""
 
 
