@@ -68,8 +68,8 @@ CLOSURES = {
     # Processes that the others start.
     "common.jobs.export": 30,
     "common.jobs.task_check": 35,
-    "common.spot.planning.simulation_process": 108,
-    "services.worker.job_process": 120,
+    "common.spot.planning.simulation_process": 110,
+    "services.worker.job_process": 122,
     "services.cli.demo.tested_model": 84,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}

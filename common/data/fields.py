@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -29,6 +29,9 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # (n, *shape) each, by field
 Keys: TypeAlias = tuple[str, ...]
 
 
+# Total bytes of records that share a pass. On a CPU, a pass over few records costs more overhead
+# than computation, and the records of a larger pass do not fit into the cache.
+_PASS_BYTES = 128 << 10
 # Longest path. The parser's types are nested as deep.
 _MOST_KEYS = 32
 
@@ -181,7 +184,19 @@ def check_columns(fields: Sequence[Field], records: Mapping[str, npt.NDArray[Any
     return count or 0
 
 
-def concatenate(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
+def records_per_pass(record_bytes: int) -> int:
+    """Return the number of records that share a pass, unless a job says otherwise.
+
+    Args:
+        record_bytes: Bytes of all fields of a record.
+    """
+    return max(_PASS_BYTES // record_bytes, 1)
+
+
+def concatenate(
+    parts: Sequence[Mapping[str, npt.NDArray[Any]]],
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.empty,
+) -> Columns:
     """Build a batch from slices of polls: the one copy between Kafka's bytes and the gradient.
 
     The result owns its memory, contiguous and writable, so torch can use it directly. To copy here
@@ -190,5 +205,11 @@ def concatenate(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
 
     Args:
         parts: At least one part.
+        empty: Makes an array of a shape and a dtype in the wanted memory.
     """
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    found = Columns()
+    for name, first in parts[0].items():
+        columns = [part[name] for part in parts]
+        shape = (sum(map(len, columns)), *first.shape[1:])
+        found[name] = np.concatenate(columns, out=empty(shape, first.dtype))
+    return found

@@ -38,6 +38,7 @@ from common.data.fields import (
     Parsed,
     Source,
     keys_of,
+    records_per_pass,
 )
 from common.data.fields import Field as RecordField
 from common.errors import UserError
@@ -875,9 +876,25 @@ class JobSpec(SpecPart):
     result that is not finite. A failure counts only if the worker was computing no other batch,
     which could be the cause. After its first failure, a batch is given to a worker that computes
     nothing else meanwhile."""
-    autocast: bool = False
-    """True to run the forward pass under `torch.autocast` with bfloat16, which keeps float32 for
-    operations that need it."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Precision of gradients: `float32`; `tf32`, with which a GPU of compute capability 8.0 or
+    higher rounds the inputs of matrix products and convolutions to 10 bits, and which changes
+    nothing on a CPU; or `bfloat16`, with which the forward pass runs under `torch.autocast`, which
+    keeps float32 for operations that need it. Weights and updates are always float32."""
+    pass_records: Count | None = None
+    """Maximum number of records that a worker computes in one pass (forward and backward).
+    Neighbouring batches of an update that one worker computes share a pass while they have at most
+    this many records together; a larger batch is a pass of its own. A module with buffers, and a
+    task that draws random numbers, get one batch per pass. Optional. If unset, as many records as
+    take 128 KiB, which is fastest on a CPU; a GPU needs more."""
+    compile: bool = False
+    """True to compile the module by `torch.compile` before the worker's first gradient. It needs
+    Triton on a GPU, and a C++ compiler on a CPU. Without them, and for a module that torch cannot
+    compile, the worker reports the reason and does not work for the job."""
+    deterministic: bool | None = None
+    """True if the same batches at the same weights must give the same bits. An operation of the
+    task that cannot do so is then an error. Optional. If unset, true on a CPU and false on a GPU,
+    where it costs time."""
     oom: Annotated[Literal["chunk", "hold"] | None, _Later] = None
     """Rule for a batch for which the memory of a worker or its GPU does not suffice: with `chunk`,
     the worker sums the batch's gradient in smaller parts, down to single records; with `hold`, it
@@ -903,6 +920,13 @@ class JobSpec(SpecPart):
         if isinstance(obj, Mapping):
             return cls.model_validate_json(to_json(obj), **options)
         return super().model_validate(obj, **options)
+
+    @property
+    def records_per_pass(self) -> int:
+        """Maximum number of records of batches that share a pass. The same on all devices."""
+        fields = self.records.described()
+        record_bytes = sum(prod(each.shape) * each.numpy_dtype.itemsize for each in fields)
+        return self.pass_records or records_per_pass(record_bytes)
 
     @property
     def waiting_bound(self) -> int:

@@ -6,20 +6,21 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch.backends import cudnn
 
 from common.core.messages import ALL_REACHED, MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
-from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, shortage
+from common.learning.arithmetic import DEFAULT, Arithmetic, need_compiler
+from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, one_line, shortage
+from common.learning.feed import feed_of
 from common.learning.outputs import (
     check_gradient,
     check_losses,
@@ -36,21 +37,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.data.fields import Field
+    from common.learning.feed import Pass, Records
     from common.learning.optimizers import Reduction
     from common.learning.tasks import Task
-
-# Maximum total bytes of records of batches that share one pass. A pass over few records costs more
-# overhead than computation. With more bytes, one pass over all is slower, because the data does not
-# fit into the cache.
-TOGETHER_BYTES = 128 << 10
 
 # Number of gradients after which passes grow again, if memory did not suffice before.
 GROW_AFTER = 100
 
 # Response to a lack of memory: compute a batch in parts, or give up.
 OutOfMemory: TypeAlias = Literal["chunk", "hold"]
-# Columns of a batch.
-Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
 # (passes, columns) float64. Each row has the sum of the pass's losses, the sum of each metric over
 # the samples that have a value, the number of these samples for each metric, and the counts of its
 # scores.
@@ -87,11 +83,13 @@ class GradientSum:
 class GradientComputer:
     """Computes gradients on one device.
 
-    The same batches at the same weights give the same bits, whatever was computed before. To ensure
-    this, every batch starts from the round's buffers and from random numbers seeded by its own
-    data. Small batches share a pass if the model has no buffers and the task draws no random
-    numbers, because each record is then computed on its own. Only a lack of memory changes bits, if
-    the job permits parts: batches are then summed in parts, which are rounded in another order.
+    If the arithmetic is deterministic, the same batches at the same weights give the same bits on
+    the same kind of device, whatever was computed before. To ensure this, every batch starts from
+    the round's buffers and from random numbers seeded by its own data. Neighbouring batches share a
+    pass if the model has no buffers and the task draws no random numbers, because each record is
+    then computed on its own. Which batches share one follows from their sizes alone. Only a lack of
+    memory changes bits, if the job permits parts: batches are then summed in parts, which are
+    rounded in another order.
 
     The result has the change of the buffers, not their new value: a buffer that does not change
     keeps its bits, while averages of `buffer x samples` would drift.
@@ -99,7 +97,7 @@ class GradientComputer:
     Attributes:
         model: The model on the device, with the weights loaded last.
         has_batch_norm: True if a batch needs two samples or more.
-        pass_records: Number of records of the largest pass of the last gradient.
+        largest_pass: Number of records of the largest pass of the last gradient.
         oom: The job's option `oom`. May change between two gradients.
     """
 
@@ -109,10 +107,10 @@ class GradientComputer:
         module: nn.Module,
         device: torch.device,
         *,
-        autocast: bool = False,
+        arithmetic: Arithmetic = DEFAULT,
         reduction: Reduction = "mean",
         oom: OutOfMemory | None = None,
-        together_bytes: int = TOGETHER_BYTES,
+        pass_records: int = 1,
     ) -> None:
         """Move the module to the device and prepare it for training.
 
@@ -120,20 +118,21 @@ class GradientComputer:
             task: The task.
             module: The task's network. This object owns it from now on.
             device: See `resolve_device`.
-            autocast: True to run the forward pass in bfloat16 where torch considers it safe.
+            arithmetic: Precision of gradients, and reproducibility of their bits.
             reduction: Reduction of a batch's gradient for local steps.
             oom: Response to a lack of memory. Optional. If unset, `hold` for a module with batch
                 normalization, whose statistics depend on the records of a pass; otherwise `chunk`.
-            together_bytes: Maximum total bytes of records of batches that share a pass.
+            pass_records: Maximum number of records of batches that share a pass.
 
         Raises:
             UserError: If the module cannot be trained. See `training_state`.
         """
         self._task = task
         self._device = device
-        self._autocast = autocast
+        self._arithmetic = arithmetic
         self._reduction = reduction
-        self._together_bytes = together_bytes
+        self._most_together = pass_records
+        self._feed = feed_of(device)
         self.oom = oom
         self.model = FlatModel(module.to(device))
         self.has_batch_norm = has_batch_norm(module)
@@ -151,7 +150,7 @@ class GradientComputer:
         self._in_parts = False
         # Number of reductions of `_most` since the last call of `take_cuts`.
         self._cuts = 0
-        self.pass_records = 0
+        self.largest_pass = 0
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Load a model's weights.
@@ -193,9 +192,9 @@ class GradientComputer:
         if not counts or not all(counts):
             raise ValueError("a gradient needs at least one batch, and each at least one sample")
         started = time.perf_counter()
-        with _same_algorithms(self._device):
+        with self._arithmetic.applied(self._device):
             while True:
-                self.pass_records, self._in_parts = 0, False
+                self.largest_pass, self._in_parts = 0, False
                 try:
                     found = None if self._draws else self._unseeded(batches, local_rate)
                     names, sums, vector = found or self._seeded(batches, local_rate)
@@ -203,7 +202,7 @@ class GradientComputer:
                 except (MemoryError, torch.OutOfMemoryError) as error:
                     # The traceback keeps tensors in memory until this block ends.
                     reason = shortage(error)
-                self._cut(self.pass_records or max(counts), reason)
+                self._cut(self.largest_pass or max(counts), reason)
         self._grow()
         loss_sum, *rest = map(math.fsum, sums[:, : 1 + 2 * len(names)].T.tolist())
         totals, with_value = rest[: len(names)], rest[len(names) :]
@@ -221,6 +220,45 @@ class GradientComputer:
             self.model.reached,
             self._in_parts,
         )
+
+    def compile(self, fields: Sequence[Field], batch_size: int, group_size: int) -> None:
+        """Compile the module by `torch.compile`, and compute passes of the usual sizes with zeros.
+
+        A module's first pass compiles it for one number of records, and its first pass of another
+        size for any number. Both are done here, so no later gradient takes longer.
+
+        Args:
+            fields: Fields of the records.
+            batch_size: Number of records of a full batch.
+            group_size: Number of batches of an update (K).
+
+        Raises:
+            UserError: If a compiler is missing, or torch cannot compile the module.
+            NoMemoryError: See `compute`.
+        """
+        need_compiler(self._device)
+        from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 -- it takes seconds
+
+        module = self.model.module
+        # `nn.Module.compile` has no effect on containers of torch such as `nn.Sequential`.
+        module.forward = torch.compile(module.forward)
+        shared = max(self._most_together // batch_size, 1) if self._shares else 1
+        largest = batch_size * min(shared, group_size)
+        for count in dict.fromkeys((largest, max(largest // 2, self._least))):
+            zeros = {
+                field.name: np.zeros((count, *field.shape), field.numpy_dtype) for field in fields
+            }
+            try:
+                self.compute([zeros])
+            except TaskError as error:
+                # Other errors concern zeros alone, such as a label that must be 1 or more.
+                if isinstance(error.__cause__, TorchDynamoException):
+                    raise UserError(
+                        "compile: torch cannot compile the module; set `compile: false`:"
+                        f" {one_line(error.__cause__)}"
+                    ) from error
+            except NotFiniteError:
+                continue
 
     def take_cuts(self) -> int:
         """Return how often passes were made smaller since the last call, for lack of memory."""
@@ -265,22 +303,41 @@ class GradientComputer:
             self._most, self._since = self._most + -(-self._most // 2), 0
 
     @property
+    def _shares(self) -> bool:
+        """True if batches may share a pass, unless the task draws random numbers."""
+        return not (self.model.buffer_count or self.has_batch_norm)
+
+    @property
     def _is_whole(self) -> bool:
         """True if no pass may be computed in parts."""
         return self.oom == "hold" or (self.oom is None and self.has_batch_norm)
 
-    def _parts(self, batch: Records) -> Iterator[Records]:
-        """Yield equal parts of a batch that one pass can compute, usually the whole batch."""
-        count, parts = _samples_of(batch), 1
+    def _parts(self, batches: Pass) -> list[Pass]:
+        """Cut the records of a pass into equal parts that fit into memory, usually a single one."""
+        count, parts = sum(map(_samples_of, batches)), 1
         if self._most and not self._is_whole:
             parts = max(min(-(-count // self._most), count // self._least), 1)
-        self.pass_records = max(self.pass_records, -(-count // parts))
+        self.largest_pass = max(self.largest_pass, -(-count // parts))
         if parts == 1:
-            yield batch
-            return
+            return [batches]
         self._in_parts = True
-        for start, end in pairwise(count * part // parts for part in range(parts + 1)):
-            yield {name: column[start:end] for name, column in batch.items()}
+        records = concatenate(batches) if len(batches) > 1 else batches[0]
+        edges = pairwise(count * part // parts for part in range(parts + 1))
+        return [
+            [{name: column[start:end] for name, column in records.items()}] for start, end in edges
+        ]
+
+    def _together(self, batches: Sequence[Records]) -> list[Pass]:
+        """Let neighbouring batches share a pass while it has at most `pass_records` records."""
+        passes, room = list[list["Records"]](), 0
+        for batch in batches:
+            count = _samples_of(batch)
+            if count > room:
+                passes.append([])
+                room = self._most_together
+            passes[-1].append(batch)
+            room -= count
+        return [*passes]
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
         """Pass small batches forward and back together, without seeding.
@@ -293,10 +350,9 @@ class GradientComputer:
         before = _generator(self._device).get_state()
         finite = False
         with suppress(TaskError, ValueError, UserError):
-            apart = self.model.buffer_count or self.has_batch_norm or local_rate
-            names, sums, vector = self._passes(
-                batches if apart else _joined(batches, self._together_bytes), local_rate
-            )
+            apart = not self._shares or local_rate
+            passes = _alone(batches) if apart else self._together(batches)
+            names, sums, vector = self._passes(passes, local_rate)
             numbers = numbers_in(vector)
             finite = bool(np.isfinite(sums).all()) and is_finite(numbers)
         if not torch.equal(before, _generator(self._device).get_state()):
@@ -309,8 +365,8 @@ class GradientComputer:
         """Pass each batch forward and back on its own, then restore torch's generators."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            names, sums, vector = self._passes(batches, local_rate, seeded=True)
-        owners = [index for index, batch in enumerate(batches) for _ in self._parts(batch)]
+            names, sums, vector = self._passes(_alone(batches), local_rate, seeded=True)
+        owners = [n for n, each in enumerate(_alone(batches)) for _ in self._parts(each)]
         for index, row in zip(owners, sums, strict=True):
             if not np.isfinite(row).all():
                 raise NotFiniteError(_infinite(names, row), index)
@@ -318,18 +374,19 @@ class GradientComputer:
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
         return names, sums, vector
 
-    def _passes(
-        self, batches: Sequence[Records], local_rate: float, *, seeded: bool = False
-    ) -> _Found:
+    def _passes(self, passes: Sequence[Pass], local_rate: float, *, seeded: bool = False) -> _Found:
         self.model.clear_gradient()
         totals = []
+        parts = [self._parts(batches) for batches in passes]
+        columns = self._feed(chain.from_iterable(parts))
         with self._local_steps(local_rate) if local_rate else nullcontext(_stay) as step:
-            for index, batch in enumerate(batches):
-                for part in self._parts(batch):
+            for index, batches in enumerate(passes):
+                for part in parts[index]:
+                    records = next(columns)
                     if seeded:
-                        _seed(self._device, part)
-                    totals.append(self._add(index, part))
-                step(_samples_of(batch))
+                        _seed(self._device, part[0])
+                    totals.append(self._add(index, records))
+                step(sum(map(_samples_of, batches)))
         self.model.check_module()
         names = totals[0][0]
         for found, _ in totals:
@@ -356,12 +413,12 @@ class GradientComputer:
             parameters.copy_(start)
         model.gradient.copy_(total)
 
-    def _add(self, index: int, batch: Records) -> tuple[list[str], Tensor]:
-        """Add a batch's part to the gradient. Return metric names and a row of `Sums`."""
+    def _add(self, index: int, records: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+        """Add the part of a pass to the gradient. Return metric names and a row of `Sums`."""
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
         with guest(self._task, index):
-            losses, metrics, scores = self._run(batch)
+            losses, metrics, scores = self._run(records)
         if self.model.buffer_count:
             moved = self.model.buffers - self._buffers
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))
@@ -374,23 +431,22 @@ class GradientComputer:
             sums += [values.nansum(1), values.isnan().logical_not().sum(1)]
         return names, torch.cat(sums if scores is None else [*sums, scores])
 
-    def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-        """Pass a batch forward and back; return losses and metrics, (n,) each, and score counts."""
-        records = {
-            name: torch.from_numpy(column).to(self._device, non_blocking=True)
-            for name, column in batch.items()
-        }
-        with torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext():
+    def _run(
+        self, records: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+        """Pass records forward and back; return losses and metrics, (n,) each, and score counts."""
+        count = len(next(iter(records.values())))
+        with self._arithmetic.forward(self._device):
             outputs = self._task.forward(self.model.module, records)
             check_outputs(self._task, outputs)
             losses = self._task.losses(outputs, records)
-        check_losses(self._task, losses, _samples_of(batch))
+        check_losses(self._task, losses, count)
         check_gradient(self._task, outputs, losses)
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
             metrics = self._task.metrics(outputs.detach(), records)
             scores = count_scores(self._task, outputs.detach(), records)
-        check_metrics(self._task, metrics, _samples_of(batch))
+        check_metrics(self._task, metrics, count)
         return losses.detach(), metrics, scores
 
 
@@ -411,26 +467,9 @@ def _samples_of(batch: Records) -> int:
     return len(next(iter(batch.values()), ()))
 
 
-def _joined(batches: Sequence[Records], most_bytes: int) -> list[Records]:
-    """Join neighbouring batches while their records fit into `most_bytes` together."""
-    groups, room = list[list[Records]](), 0
-    for batch in batches:
-        size = sum(column.nbytes for column in batch.values())
-        if size > room:
-            groups.append([])
-            room = most_bytes
-        groups[-1].append(batch)
-        room -= size
-    return [concatenate(group) if len(group) > 1 else group[0] for group in groups]
-
-
-def _same_algorithms(device: torch.device) -> AbstractContextManager[None]:
-    """Restrict cuDNN to algorithms that reproduce their bits."""
-    if device.type != "cuda":
-        return nullcontext()
-    return cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=None, fp32_precision=None
-    )
+def _alone(batches: Sequence[Records]) -> list[Pass]:
+    """Give each batch a pass of its own."""
+    return [[batch] for batch in batches]
 
 
 def _generator(device: torch.device) -> torch.Generator:

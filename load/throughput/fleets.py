@@ -14,6 +14,7 @@ import torch
 
 from common.core.modes import GroupSizeTuner, Scatter, rate_scale
 from common.core.vectors import squared_norm
+from common.data.fields import records_per_pass
 from common.data.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, make_task
@@ -86,7 +87,13 @@ def cost(learning: Learning, manager: Static) -> float:
     task = make_task(learning.task, learning.options)
     split = learning.data()
     judge = Judge(learning, split.test)
-    computer = GradientComputer(task, build_model(task, 0), torch.device("cpu"))
+    record_bytes = sum(column[:1].nbytes for column in split.train.values())
+    computer = GradientComputer(
+        task,
+        build_model(task, 0),
+        torch.device("cpu"),
+        pass_records=records_per_pass(record_bytes),
+    )
     count = computer.model.parameter_count
     trainer = Trainer(computer.model.state.numpy().copy(), count, learning.optimizer)
     drawn = batches(split.train, learning.batch_size, np.random.default_rng(0))

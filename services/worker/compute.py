@@ -216,7 +216,7 @@ class OrderComputer:
             raise NoGradientError(reason, compute.batches, str(error)) from error
         finally:
             self._measures.gradients_cut.inc(self.computer.take_cuts())
-        self._measures.pass_records.set(self.computer.pass_records)
+        self._measures.pass_records.set(self.computer.largest_pass)
         self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
         vector = smallest(result.sparse) if sparse else result.vector
         square: float | UnsetType = UNSET

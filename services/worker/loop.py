@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 from msgspec import UNSET
 
 from common.core.settings import WorkerSettings, slices_of
@@ -18,9 +21,11 @@ from common.errors import CorruptError, UnavailableError, UserError
 from common.jobs.build import parts_of, share_base
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas, open_registry
+from common.learning.arithmetic import Arithmetic
 from common.learning.checkpoint import digest_of
 from common.learning.devices import device_of, resolve_device, used_bytes
 from common.learning.errors import GpuLostError, enough_memory
+from common.learning.feed import pinned
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
 from common.learning.parameters import tensor_options
@@ -70,6 +75,8 @@ if TYPE_CHECKING:
 # gradient, takes a minute or two. A long limit delays nothing, because other workers get a late
 # worker's batches much earlier.
 GRADIENT_STILL_S = 300.0
+# Time between beats of the watchdog while torch compiles the module.
+COMPILE_LOOK_S = 1.0
 # Limit of decoded batches in memory; further batches are read back from Kafka. About 4K batches of
 # images fit.
 CACHE_MIB = 256
@@ -137,12 +144,17 @@ class JobWorker:
         # The process sees at most one GPU, because a worker with several starts one for each.
         device = resolve_device(_DEVICES.get(settings.gpus, "cuda"), self._log.warning)
         self._device = device_of(device)
+        if device.type == "cuda" and spec.deterministic:
+            # cuBLAS reads this variable when torch first uses it.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         computer = _computer(spec, task, device, store)
+        if spec.compile:
+            _compile(computer, spec, observers.watchdog)
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
-        cache = BatchCache(CACHE_MIB << 20)
+        cache = BatchCache(CACHE_MIB << 20, pinned if device.type == "cuda" else np.empty)
         layout, base = computer.model.layout, computer.model.base.digest
         self._digest = digest_of(layout, base)
         self._spec, self._settings = spec, settings
@@ -364,9 +376,10 @@ def _computer(
         task,
         module,
         device,
-        autocast=spec.autocast,
+        arithmetic=Arithmetic(spec.precision, spec.deterministic),
         reduction=spec.reduction,
         oom=spec.oom,
+        pass_records=spec.records_per_pass,
     )
     # Without storage, the worker uses its own frozen tensors: the leader compares digests.
     with suppress(UnavailableError):
@@ -375,6 +388,21 @@ def _computer(
         except CorruptError as error:
             raise UserError(str(error)) from error
     return computer
+
+
+def _compile(computer: GradientComputer, spec: JobSpec, watchdog: Watchdog) -> None:
+    """Compile the job's module before the worker joins, which may take minutes.
+
+    Raises:
+        UserError: If this machine cannot compile it.
+        NoMemoryError: If memory does not suffice for a batch.
+    """
+    fields = spec.records.described()
+    with ThreadPoolExecutor(1, "compiler") as threads:
+        compiled = threads.submit(computer.compile, fields, spec.batch_size, spec.largest_group)
+        while not wait([compiled], COMPILE_LOOK_S).done:
+            watchdog.beat()
+        compiled.result()
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int, store: CheckpointStore) -> HeldWeights:

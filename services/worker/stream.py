@@ -22,7 +22,6 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.port import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
-from services.worker.rows import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,7 +281,7 @@ class Stream:
         match command:
             case do.Announce(_, claim, _, rows):
                 if isinstance(claim, BatchReady) and claim.samples:
-                    self._cache.put(claim.address, joined(rows))
+                    self._cache.put(claim.address, rows)
                 self._claims.add(command)
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position.offset}" for p, position in positions.items())

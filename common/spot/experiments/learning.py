@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.data.digits import Split, load_digits
+from common.data.fields import records_per_pass
 from common.data.readers import read_records
 from common.data.records import Records, count, take
 from common.errors import UserError
@@ -70,7 +71,13 @@ class Sgd(Learner):
         order = np.random.default_rng(seed).permutation(count(training.train))
         self._shards = [order[stream::streams] for stream in range(streams)]
         network = build_model(training.task, seed)
-        self._computer = GradientComputer(training.task, network, torch.device("cpu"))
+        record_bytes = sum(column[:1].nbytes for column in training.train.values())
+        self._computer = GradientComputer(
+            training.task,
+            network,
+            torch.device("cpu"),
+            pass_records=records_per_pass(record_bytes),
+        )
         model = self._computer.model
         self._trainer = Trainer(model.state.numpy(), model.parameter_count, training.optimizer)
         self._staleness = staleness

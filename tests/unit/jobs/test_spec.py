@@ -278,6 +278,14 @@ def test_invalid_tuner_is_rejected(tuner: object, fields: dict[str, object], mes
     assert message in refused, refused
 
 
+def test_records_of_a_pass_follow_from_their_size_unless_the_job_says_otherwise() -> None:
+    # 28 x 28 uint8 and an int64.
+    assert parse_job(TEXT).records_per_pass == (128 << 10) // (28 * 28 + 8)
+    assert parse_job(changed("pass_records", 4096)).records_per_pass == 4096
+    large = parse_job(changed("records.fields.image.shape", [3, 256, 256]))
+    assert large.records_per_pass == 1
+
+
 def test_job_json_omits_unset_blocks() -> None:
     written = parse_job(TEXT).model_dump_json()
     assert "synchronisation" not in written

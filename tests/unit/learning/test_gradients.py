@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from common.core.scores import BINS
 from common.errors import CorruptError, UserError
+from common.learning.arithmetic import Arithmetic
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer
 from common.learning.models import RunningNorm
@@ -41,17 +42,17 @@ if TYPE_CHECKING:
 
 
 def computer(network: nn.Module) -> GradientComputer:
-    return GradientComputer(Regression(network), network, CPU)
+    return GradientComputer(Regression(network), network, CPU, pass_records=1000)
 
 
-@pytest.mark.parametrize("together_bytes", [0, 1 << 20])
-def test_binary_scores_are_counted_over_all_batches(together_bytes: int) -> None:
+@pytest.mark.parametrize("pass_records", [1, 1 << 20])
+def test_binary_scores_are_counted_over_all_batches(pass_records: int) -> None:
     task = make_task("logistic-regression", {"features": 3, "classes": 2})
     batches = [
         {"features": batch["x"], "label": (batch["y"] > 0).astype(np.int64)}
         for batch in (points(1, 5), points(2, 9))
     ]
-    found = GradientComputer(task, build_model(task, 0), CPU, together_bytes=together_bytes)
+    found = GradientComputer(task, build_model(task, 0), CPU, pass_records=pass_records)
     scores = np.array(found.compute(batches).scores).reshape(2, BINS)
     positives = sum(int(batch["label"].sum()) for batch in batches)
     assert scores[:, BINS // 2 - 1].tolist() == [14 - positives, positives]  # weights are zero
@@ -110,14 +111,13 @@ class Seeing(Regression):
 def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
     # Three batches of 4 records. If a pass has room for two of them, the passes are 4 + 4 | 4.
     batches = [points(seed, 4) for seed in (1, 2, 3)]
-    size = sum(column.nbytes for column in batches[0].values())
     found = []
-    for room in (0, 2 * size, 3 * size):
+    for room in (1, 11, 12):
         task = Seeing(nn.Linear(3, 1))
         task.passes = []
         torch.nn.init.constant_(task.network.weight, 0.5)  # type: ignore[arg-type]
         torch.nn.init.zeros_(task.network.bias)  # type: ignore[arg-type]
-        computer = GradientComputer(task, task.network, CPU, together_bytes=room)
+        computer = GradientComputer(task, task.network, CPU, pass_records=room)
         found.append((task.passes, computer.compute(batches)))
     assert [passes for passes, _ in found] == [[4, 4, 4], [8, 4], [12]]
     for _, each in found[1:]:
@@ -130,7 +130,7 @@ def test_batches_of_a_network_with_batch_norm_share_no_pass() -> None:
     norm = nn.BatchNorm1d(3, track_running_stats=False)
     task = Seeing(nn.Sequential(norm, nn.Linear(3, 1)))
     task.passes = []
-    computer = GradientComputer(task, task.network, CPU)
+    computer = GradientComputer(task, task.network, CPU, pass_records=100)
     computer.compute([points(1, 4), points(2, 4)])
     assert (computer.has_batch_norm, task.passes) == (True, [4, 4])
 
@@ -387,10 +387,10 @@ def test_metric_named_like_a_score_is_rejected_if_the_task_has_scores() -> None:
             GradientComputer(task, task.network, CPU).compute([points(1, 4)])
 
 
-@pytest.mark.parametrize("together_bytes", [0, 1 << 20])
-def test_metric_sums_exclude_nan_values(together_bytes: int) -> None:
+@pytest.mark.parametrize("pass_records", [1, 1 << 20])
+def test_metric_sums_exclude_nan_values(pass_records: int) -> None:
     task = Returning(metrics=lambda x: {"half": _every_other(x), "none": x * nan, "all": x * 0 + 1})
-    computer = GradientComputer(task, task.network, CPU, together_bytes=together_bytes)
+    computer = GradientComputer(task, task.network, CPU, pass_records=pass_records)
     found = computer.compute([points(1, 4), points(2, 6)])
     assert found.metric_sums == {"all": (10.0, 10), "half": (5.0, 5)}
     assert found.samples == 10
@@ -421,17 +421,13 @@ def test_metrics_that_differ_between_batches_raise_wrong_task_error() -> None:
     names = cycle(["a", "b"])
     task = Returning(metrics=lambda x: {next(names): x})
     with pytest.raises(WrongTaskError, match=r"\['b'\] for one batch and \['a'\] for another"):
-        GradientComputer(task, task.network, CPU, together_bytes=0).compute(
-            [points(1, 4), points(2, 4)]
-        )
+        GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
 
 
 def test_order_of_metrics_does_not_matter() -> None:
     orders = iter([("a", "b"), ("b", "a")])
     task = Returning(metrics=lambda x: {name: x + ord(name) for name in next(orders)})
-    found = GradientComputer(task, task.network, CPU, together_bytes=0).compute(
-        [points(1, 4), points(2, 4)]
-    )
+    found = GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
     assert found.metric_sums["b"].total - found.metric_sums["a"].total == pytest.approx(8)
 
 
@@ -466,10 +462,12 @@ def test_load_of_weights_of_another_model_is_rejected() -> None:
         computer(nn.Linear(3, 1)).load(bytes(12))
 
 
-def test_autocast_gradient_is_close_and_in_float32() -> None:
+def test_bfloat16_gradient_is_close_and_in_float32() -> None:
     task = image_task()
     exact = GradientComputer(task, build_model(task, seed=0), CPU)
-    rough = GradientComputer(task, build_model(task, seed=0), CPU, autocast=True)
+    rough = GradientComputer(
+        task, build_model(task, seed=0), CPU, arithmetic=Arithmetic("bfloat16")
+    )
     batch = images(1, 64)
     wanted, found = exact.compute([batch]).vector, rough.compute([batch]).vector
     assert found.dtype == np.float32
@@ -482,10 +480,28 @@ def test_gpu_gradient_is_close_to_the_cpu_and_reproducible() -> None:
     task = image_task()
     batches = [images(1, 64), images(2, 32)]
     on_cpu = GradientComputer(task, build_model(task, seed=0), CPU).compute(batches)
-    gpu = GradientComputer(task, build_model(task, seed=0), torch.device("cuda", 0))
+    device = torch.device("cuda", 0)
+    gpu = GradientComputer(
+        task, build_model(task, seed=0), device, arithmetic=Arithmetic(deterministic=True)
+    )
     first, second = gpu.compute(batches), gpu.compute(batches)
     assert np.allclose(first.vector, on_cpu.vector, rtol=1e-2, atol=1e-2)
     assert np.array_equal(first.vector, second.vector)
+
+
+def test_operation_without_reproducible_bits_is_an_error_of_a_deterministic_job() -> None:
+    def put(losses: Tensor) -> Tensor:
+        return losses.clone().put_(torch.tensor([0]), losses[:1].detach())
+
+    for deterministic in (None, True, False):
+        task = Returning(losses=put)
+        refused = pytest.raises(TaskError, match="deterministic")
+        subject = GradientComputer(
+            task, task.network, CPU, arithmetic=Arithmetic(deterministic=deterministic)
+        )
+        with nullcontext() if deterministic is False else refused:
+            subject.compute([points(1, 4)])
+        assert torch.get_deterministic_debug_mode() == 0
 
 
 # --- local steps: model averaging ----------------------------------------------------------------

@@ -70,7 +70,7 @@ class SmallMachine:
 
 
 def computer(task: SmallMachine, oom: OutOfMemory | None = None) -> GradientComputer:
-    return GradientComputer(task, build_model(task, 1), CPU, oom=oom, together_bytes=0)
+    return GradientComputer(task, build_model(task, 1), CPU, oom=oom)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
@@ -115,7 +115,7 @@ def test_one_record_that_does_not_fit_is_an_error_with_what_was_asked_and_free()
 def test_batches_that_share_a_pass_are_cut_down_to_one_record() -> None:
     batches = [{"x": batch["x"][:1]} for batch in BATCHES]
     task = SmallMachine(1)
-    subject = GradientComputer(task, build_model(task, 1), CPU)
+    subject = GradientComputer(task, build_model(task, 1), CPU, pass_records=2)
     assert subject.compute(batches).samples == 2
     assert task.passes == [2, 1, 1]
 
@@ -171,7 +171,7 @@ def test_frozen_statistics_do_not_forbid_parts() -> None:
     task = SmallMachine(3, norm=True)
     network = task.build()
     network.train = partial(nn.Module.train, network, mode=False)  # type: ignore[method-assign] # as a task overrides it
-    subject = GradientComputer(task, network, CPU, together_bytes=0)
+    subject = GradientComputer(task, network, CPU)
     assert subject.compute(BATCHES).samples == 13
     assert not subject.has_batch_norm
 

@@ -90,7 +90,7 @@ def test_training_equals_a_plain_torch_loop_bit_for_bit(name: OptimizerName) -> 
     task, parameter = Regression(network), nn.Parameter(network.weight.detach().clone().flatten())
     settings = OptimizerSettings(name, 0.05, clip_norm=0.8)
     optimizer = make_optimizer(settings, parameter)
-    computer = GradientComputer(task, network, CPU, together_bytes=0)
+    computer = GradientComputer(task, network, CPU)
     subject = Trainer(computer.model.vector, 3, settings)
     clipped = 0
     for step in range(12):

@@ -180,7 +180,7 @@ class Chain:
         self.width = width
         self.plain = PlainLoop(Branching(width, sparse=False), name)
         network = Branching(width, sparse=sparse)
-        self.computer = GradientComputer(BranchTask(network), network, CPU, together_bytes=0)
+        self.computer = GradientComputer(BranchTask(network), network, CPU)
         layout = self.layout = layout_of(network)
         parts = start_of(Branching(width, sparse=False), name)
         self.trainer = Trainer(*parts, layout=layout)

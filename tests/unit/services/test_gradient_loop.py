@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec import UNSET
 
+from common.core.batching import RowSlice
 from common.core.messages import (
     MOST_TRACEBACK,
     Assignment,
@@ -220,7 +221,7 @@ def changed(since: ModelId, to: int, numbers: SparseVector, data: bytes = b"") -
 def test_changed_weights_in_a_trigger_are_applied_to_the_previous_version(world: World) -> None:
     publish(world)
     assert used(world.order(batch(0, 2))) == [0, 1]
-    world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
+    world.cache.put(batch(0, 2).address, [RowSlice({"id": np.array([8, 9])}, 0, 2)])
     some = SparseVector(RECORDS, np.array([1, 7]), np.array([[5], [6]], np.float32))
     world.board.post_trigger(changed(MODEL, 8, some))
     world.loop.turn()
@@ -300,7 +301,7 @@ def test_order_for_another_model_is_ignored(world: World) -> None:
 
 def test_cached_batch_is_not_read_again(world: World) -> None:
     publish(world)
-    world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
+    world.cache.put(batch(0, 2).address, [RowSlice({"id": np.array([8, 9])}, 0, 2)])
     assert used(world.order(batch(0, 2))) == [8, 9]
 
 
@@ -541,7 +542,7 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
 
 def test_orders_are_counted_by_outcome(world: World) -> None:
     publish(world)
-    world.cache.put(batch(7, 8).address, {"id": np.array([7])})
+    world.cache.put(batch(7, 8).address, [RowSlice({"id": np.array([7])}, 0, 1)])
     # The first batch is not cached, so the worker reads it back.
     world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
     world.log.expire(Partition("s", 0), 3)

@@ -6,15 +6,25 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.batching import Batcher, DecodedRun
+from common.core.batching import Batcher, DecodedRun, RowSlice
 from common.core.spans import Partition, Span
-from services.worker.rows import BatchCache, joined
+from common.data.fields import Columns
+from services.worker.rows import BatchCache
 
+ADDRESS = (Span("s", 0, 0, 2),)
 A, B = Partition("s", 0), Partition("s", 1)
 
 
 def rows(*values: int) -> dict[str, np.ndarray]:
     return {"x": np.array(values), "y": np.array(values) * 10}
+
+
+def joined(slices: Sequence[RowSlice]) -> Columns:
+    cache = BatchCache(1 << 20)
+    cache.put(ADDRESS, slices)
+    found = cache.get(ADDRESS)
+    assert found is not None
+    return found
 
 
 def run(partition: Partition, start: int, values: Sequence[int]) -> DecodedRun:
@@ -62,12 +72,12 @@ def test_runs_of_any_size_give_the_same_rows(sizes: list[int], batch_size: int) 
 def test_batch_beyond_the_cache_budget_keeps_only_its_address() -> None:
     first, second = (Span("s", 0, 0, 2),), (Span("s", 0, 2, 4),)
     cache = BatchCache(budget_bytes=rows(1, 2)["x"].nbytes * 2)
-    cache.put(first, rows(1, 2))
-    cache.put(second, rows(3, 4))
+    cache.put(first, [RowSlice(rows(1, 2), 0, 2)])
+    cache.put(second, [RowSlice(rows(3, 4), 0, 2)])
     assert cache.get(first) is not None
     assert cache.get(second) is None
 
     cache.forget([first, second])
-    cache.put(second, rows(3, 4))
+    cache.put(second, [RowSlice(rows(3, 4), 0, 2)])
     assert cache.get(first) is None
     assert cache.get(second) is not None
