@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from itertools import chain, repeat
+from threading import Semaphore
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,9 +40,11 @@ from services.worker.loop import JobWorker, Observers
 from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from common.core.messages import TriggerId
+    from common.data.fields import Field
     from common.jobs.spec import JobSpec
     from common.kafka.memory import MemorySpanReader
     from services.worker.group import GroupAccess
@@ -238,6 +241,35 @@ def test_worker_waits_until_the_weights_of_init_are_stored(bench: Bench, tmp_pat
     CheckpointStore(open_blobs(settings), NAME).put_init(b"")
     looks = iter((spec, None))
     bench.worker(spec, settings).run(lambda: next(looks))
+
+
+def test_worker_without_a_compiler_refuses_a_job_that_needs_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"compile: torch needs a C\+\+ compiler"):
+        bench.worker(job().model_copy(update={"compile": True}))
+    assert bench.is_clean()
+
+
+def test_worker_compiles_the_module_before_it_joins_and_is_healthy_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.loop.COMPILE_LOOK_S", 0.001)
+    beats = Semaphore(0)
+    monkeypatch.setattr(bench.observers.watchdog, "beat", beats.release)
+    compiled = []
+
+    def compile_module(_: GradientComputer, fields: Sequence[Field], *sizes: int) -> None:
+        assert beats.acquire(timeout=30.0)
+        compiled.append(([field.name for field in fields], sizes, bench.is_clean()))
+
+    monkeypatch.setattr(GradientComputer, "compile", compile_module)
+    spec = job().model_copy(update={"compile": True})
+    looks = iter((spec, None))
+    bench.worker(spec).run(lambda: next(looks))
+    assert compiled == [(["id"], (2, 1), True)]
 
 
 def _no_memory(*_: object, **__: object) -> None:
