@@ -20,14 +20,14 @@ Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
 Pass: TypeAlias = Sequence[Records]
 
 
-class Feed(Protocol):
+class RecordFeed(Protocol):
     """Brings records to a device."""
 
     def __call__(self, passes: Iterable[Pass]) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each pass on the device."""
 
 
-def feed_of(device: torch.device) -> Feed:
+def feed_of(device: torch.device) -> RecordFeed:
     """Return the way to bring records to a device."""
     return GpuFeed(device) if device.type == "cuda" else host_feed
 

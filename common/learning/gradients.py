@@ -225,7 +225,8 @@ class GradientComputer:
         """Compile the module by `torch.compile`, and compute passes of the usual sizes with zeros.
 
         A module's first pass compiles it for one number of records, and its first pass of another
-        size for any number. Both are done here, so no later gradient takes longer.
+        size for any number; a few records may need another program. All are compiled here, so no
+        later gradient takes longer.
 
         Args:
             fields: Fields of the records.
@@ -244,7 +245,7 @@ class GradientComputer:
         module.forward = torch.compile(module.forward)
         shared = max(self._most_together // batch_size, 1) if self._shares else 1
         largest = batch_size * min(shared, group_size)
-        for count in dict.fromkeys((largest, max(largest // 2, self._least))):
+        for count in dict.fromkeys(max(largest // part, self._least) for part in (1, 2, 16)):
             zeros = {
                 field.name: np.zeros((count, *field.shape), field.numpy_dtype) for field in fields
             }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from common.core.liveness import WORKER
 from common.core.settings import WorkerSettings, slices_of
 from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
 # gradient, takes a minute or two. A long limit delays nothing, because other workers get a late
 # worker's batches much earlier.
 GRADIENT_STILL_S = 300.0
-# Time between beats of the watchdog while torch compiles the module.
-COMPILE_LOOK_S = 1.0
+# Time between beats of the watchdog, and between reports, while torch compiles the module.
+COMPILE_LOOK_S = 2.0
 # Limit of decoded batches in memory; further batches are read back from Kafka. About 4K batches of
 # images fit.
 CACHE_MIB = 256
@@ -149,7 +150,8 @@ class JobWorker:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         computer = _computer(spec, task, device, store)
         if spec.compile:
-            _compile(computer, spec, observers.watchdog)
+            report = partial(_report, board, WORKER + worker, Outage(self._log, "redis"))
+            _compile(computer, spec, observers.watchdog, report)
         codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
@@ -390,11 +392,19 @@ def _computer(
     return computer
 
 
-def _compile(computer: GradientComputer, spec: JobSpec, watchdog: Watchdog) -> None:
+def _compile(
+    computer: GradientComputer, spec: JobSpec, watchdog: Watchdog, report: Callable[[str], None]
+) -> None:
     """Compile the job's module before the worker joins, which may take minutes.
 
+    Args:
+        computer: Computes the job's gradients.
+        spec: The job.
+        watchdog: Watchdog of this thread.
+        report: Reports why the worker has not joined yet.
+
     Raises:
-        UserError: If this machine cannot compile it.
+        UserError: If this machine cannot compile the module.
         NoMemoryError: If memory does not suffice for a batch.
     """
     fields = spec.records.described()
@@ -402,7 +412,16 @@ def _compile(computer: GradientComputer, spec: JobSpec, watchdog: Watchdog) -> N
         compiled = threads.submit(computer.compile, fields, spec.batch_size, spec.largest_group)
         while not wait([compiled], COMPILE_LOOK_S).done:
             watchdog.beat()
+            report("it compiles the job's module before it joins (`compile: true`)")
         compiled.result()
+
+
+def _report(board: Board, worker: str, outage: Outage, reason: str) -> None:
+    """Report for a few seconds why a worker does not work for the job."""
+    try:
+        board.put_unable(worker, reason, 2 * COMPILE_LOOK_S)
+    except UnavailableError as error:
+        outage.met(error)
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int, store: CheckpointStore) -> HeldWeights:

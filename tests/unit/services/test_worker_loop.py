@@ -259,17 +259,20 @@ def test_worker_compiles_the_module_before_it_joins_and_is_healthy_meanwhile(
     monkeypatch.setattr("services.worker.loop.COMPILE_LOOK_S", 0.001)
     beats = Semaphore(0)
     monkeypatch.setattr(bench.observers.watchdog, "beat", beats.release)
-    compiled = []
+    compiled, reports = [], dict[str, str]()
 
     def compile_module(_: GradientComputer, fields: Sequence[Field], *sizes: int) -> None:
-        assert beats.acquire(timeout=30.0)
+        # The report of the first beat has ended when the second one comes.
+        assert all(beats.acquire(timeout=30.0) for _ in range(2))
         compiled.append(([field.name for field in fields], sizes, bench.is_clean()))
+        reports.update(bench.board.unable())
 
     monkeypatch.setattr(GradientComputer, "compile", compile_module)
     spec = job().model_copy(update={"compile": True})
     looks = iter((spec, None))
     bench.worker(spec).run(lambda: next(looks))
     assert compiled == [(["id"], (2, 1), True)]
+    assert list(reports) == ["worker w1"]
 
 
 def _no_memory(*_: object, **__: object) -> None:
