@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import GivenError, UserError
 from common.jobs.spec import JobSpec, job_from_json
-from common.learning.task_options import options_of
+from common.learning.task_options import module_options_of, options_of
 from doll.yaml_file import as_json, load_file, load_text
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def check_options(spec: JobSpec) -> None:
     Raises:
         GivenError: If an option is invalid, with the field's path.
     """
-    if spec.task.name:
-        try:
+    try:
+        if spec.task.name:
             options_of(spec.task.name, spec.task_options)
-        except UserError as error:
-            raise GivenError(("task",), str(error)) from error
+        elif spec.task.module:
+            module_options_of(spec.task_options)
+    except UserError as error:
+        raise GivenError(("task",), str(error)) from error
     for option, size in spec.record_sizes.items():
         given = spec.task.options.get(option, size)
         if given != size:

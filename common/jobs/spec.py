@@ -304,7 +304,7 @@ class RecordsSpec(SpecPart):
 
 
 class TaskSpec(SpecPart):
-    """Task to learn (model, loss, metrics): built in (`name`), or your own (`entrypoint`)."""
+    """Task to learn: built in (`name`), or your own class (`entrypoint`) or module (`module`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -313,7 +313,18 @@ class TaskSpec(SpecPart):
     name a task."""
     entrypoint: str | None = None
     """Class that defines a task of your own, as `package.module:Class`. The setting DOLL_TASKS of
-    coordinators and workers must list this class. Optional. If unset, `name` must name a task."""
+    coordinators and workers must list this class. Optional. If unset, `name` or `module` must name
+    a task."""
+    module: str | None = None
+    """Class of a torch module, as `package.module:Class`, which DOLL_TASKS must list, too. With it,
+    `loss` names a loss of `torch.nn.functional`, `inputs` lists the fields that the module gets,
+    and `target` is the field that the loss compares with. All other options are arguments of the
+    class. Optional. If unset, `name` or `entrypoint` must name a task."""
+
+    @property
+    def own(self) -> str | None:
+        """The user's class: `entrypoint` or `module`. None for a built-in task."""
+        return self.entrypoint or self.module
 
     @property
     def options(self) -> dict[str, Any]:
@@ -325,7 +336,7 @@ class TaskSpec(SpecPart):
     def _built_in(cls, value: str | None) -> object:
         return None if value is None else _one_of(value, tuple(BUILT_IN_TASKS))
 
-    @field_validator("entrypoint")
+    @field_validator("entrypoint", "module")
     @classmethod
     def _importable(cls, value: str | None) -> str | None:
         if value is not None and not _ENTRYPOINT.fullmatch(value):
@@ -334,8 +345,8 @@ class TaskSpec(SpecPart):
 
     @model_validator(mode="after")
     def _one_way(self) -> TaskSpec:
-        if (self.name is None) == (self.entrypoint is None):
-            raise ValueError("must have either name or entrypoint")
+        if [self.name, self.entrypoint, self.module].count(None) != 2:
+            raise ValueError("must have one of name, entrypoint and module")
         return self
 
 
@@ -994,8 +1005,8 @@ class JobSpec(SpecPart):
 
     @property
     def task_name(self) -> str:
-        """Name of the built-in task, or the entrypoint."""
-        return self.task.name or self.task.entrypoint or ""
+        """Name of the built-in task, or the user's class."""
+        return self.task.name or self.task.own or ""
 
     @property
     def task_options(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from common.errors import CorruptError, UserError
 from common.learning.errors import one_line
 from common.learning.inputs import forward_of, zeros_of
+from common.learning.outputs import OUTPUT, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,11 @@ class _Forward(nn.Module):
         self._task = task
         self._names = tuple(names)
 
-    def forward(self, *columns: Tensor) -> Tensor:
-        """Return the outputs, (n, ...)."""
-        return self._task.forward(self.module, dict(zip(self._names, columns, strict=True)))
+    def forward(self, *columns: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the output, (n, ...), or several by name."""
+        records = dict(zip(self._names, columns, strict=True))
+        outputs = tensors_of(self._task.forward(self.module, records))
+        return outputs[OUTPUT] if outputs.keys() == {OUTPUT} else outputs
 
 
 def export(
@@ -72,7 +75,7 @@ def export(
         names = ", ".join([*lost, *missing.unexpected_keys])
         raise CorruptError(f"the weights belong to another network: {names}")
     module.eval()
-    read = forward_of(task, module, fields).fields
+    read, outputs = forward_of(task, module, fields)
     columns = tuple(zeros_of(read).values())
     rows = torch.export.Dim("records")
     try:
@@ -85,7 +88,7 @@ def export(
             written = torch.onnx.export(
                 program,
                 input_names=[field.name for field in read],
-                output_names=["output"],
+                output_names=list(outputs),
                 dynamo=True,
                 verbose=False,
             )

@@ -27,6 +27,7 @@ from common.learning.outputs import (
     check_outputs,
     check_same_metrics,
     count_scores,
+    detached,
     guest,
 )
 from common.learning.parameters import FlatModel, has_batch_norm, is_finite
@@ -388,8 +389,9 @@ class GradientComputer:
         check_gradient(self._task, outputs, losses)
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
-            metrics = self._task.metrics(outputs.detach(), records)
-            scores = count_scores(self._task, outputs.detach(), records)
+            outputs = detached(outputs)
+            metrics = self._task.metrics(outputs, records)
+            scores = count_scores(self._task, outputs, records, _samples_of(batch))
         check_metrics(self._task, metrics, _samples_of(batch))
         return losses.detach(), metrics, scores
 

@@ -1,4 +1,4 @@
-"""Check the return values of a task's methods: a tensor, and a loss and metrics per sample.
+"""Check the return values of a task's methods: outputs, and a loss and metrics per sample.
 
 Scores of two classes are also counted by bins, as `common.core.scores` expects.
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # MLflow allows 250 characters, with the folder.
 _LONGEST_METRIC = 100
+# Name of an output that is a single tensor, and beginning of the names of a tuple's tensors.
+OUTPUT = "output"
 
 
 @contextmanager
@@ -55,14 +59,61 @@ def guest(task: Task, index: int = 0) -> Iterator[None]:
         raise TaskError(index, what_was_raised(error, task, caught)) from error
 
 
+def tensors_of(outputs: object) -> dict[str, Tensor]:
+    """Return the tensors in the return value of a `forward` by name.
+
+    A single tensor is called `output`, and those of a tuple or list are called `output_0`,
+    `output_1` and so on. In a dict, a named tuple, a dataclass or an output of Hugging Face they
+    have the names there. Other values, and tensors inside of them, are left out.
+    """
+    if isinstance(outputs, Tensor):
+        return {OUTPUT: outputs}
+    found = dict[str, object]()
+    if isinstance(outputs, Mapping):
+        found = {str(name): value for name, value in outputs.items()}
+    elif isinstance(outputs, tuple | list):
+        names = getattr(outputs, "_fields", [f"{OUTPUT}_{n}" for n in range(len(outputs))])
+        found = dict(zip(names, outputs, strict=True))
+    elif is_dataclass(outputs) and not isinstance(outputs, type):
+        found = {field.name: getattr(outputs, field.name) for field in fields(outputs)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def outputs_of(outputs: object, count: int) -> dict[str, Tensor]:
+    """Return those tensors of `tensors_of` that have a row for each of `count` records."""
+    tensors = tensors_of(outputs).items()
+    return {name: tensor for name, tensor in tensors if tensor.shape[:1] == (count,)}
+
+
+def detached(outputs: Any) -> Any:  # noqa: ANN401 -- whatever the task returns
+    """Return the outputs of a `forward`, with all their tensors detached from the graph."""
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    if isinstance(outputs, Mapping):
+        made = copy(outputs) if isinstance(outputs, dict) else dict(outputs)
+        for name, value in outputs.items():
+            made[name] = detached(value)
+        return made
+    if isinstance(outputs, tuple | list):
+        parts = map(detached, outputs)
+        return outputs._make(parts) if hasattr(outputs, "_make") else type(outputs)(parts)
+    if is_dataclass(outputs) and not isinstance(outputs, type):
+        names = [field.name for field in fields(outputs) if field.init]
+        return replace(outputs, **{name: detached(getattr(outputs, name)) for name in names})
+    return outputs
+
+
 def check_outputs(task: Task, outputs: object) -> None:
     """Check the return value of `forward`.
 
     Raises:
-        WrongTaskError: If it is not a tensor.
+        WrongTaskError: If it contains no tensor.
     """
-    if not isinstance(outputs, Tensor):
-        what = f"forward returned {_kind(outputs)}: a tensor is needed"
+    if not isinstance(outputs, Tensor) and not tensors_of(outputs):
+        what = (
+            f"forward returned {_kind(outputs)}: a tensor is needed, or a tuple, dict or dataclass"
+            " of tensors"
+        )
         raise WrongTaskError(task, "forward", what)
 
 
@@ -79,14 +130,15 @@ def check_losses(task: Task, losses: object, count: int) -> None:
         raise WrongTaskError(task, "losses", what)
 
 
-def check_gradient(task: Task, outputs: Tensor, losses: Tensor) -> None:
+def check_gradient(task: Task, outputs: object, losses: Tensor) -> None:
     """Check that a gradient can flow from the losses to the network.
 
     Raises:
         WrongTaskError: If it cannot, as after `detach`, `no_grad`, NumPy or `torch.tensor`.
     """
     if losses.grad_fn is None:
-        method = "losses" if outputs.requires_grad else "forward"
+        learns = any(tensor.requires_grad for tensor in tensors_of(outputs).values())
+        method = "losses" if learns else "forward"
         what = (
             f"the loss has no gradient: {method} cut it off from the network, for example with"
             " detach(), no_grad(), NumPy or torch.tensor()"
@@ -173,7 +225,9 @@ class BinaryScores(Protocol):
     """A task with two classes. It is also measured by AUC, precision and similar."""
 
     def binary_scores(
-        self, outputs: Tensor, records: Mapping[str, Tensor]
+        self,
+        outputs: Any,  # noqa: ANN401 -- whatever `forward` returns
+        records: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return logits of the second class, (n,), and True for records of that class, (n,)."""
 
@@ -184,8 +238,16 @@ def _edges(device: torch.device) -> Tensor:
     return BIN_WIDTH * torch.arange(1 - BINS // 2, BINS // 2, device=device)
 
 
-def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor | None:
+def count_scores(
+    task: Task, outputs: object, records: Mapping[str, Tensor], count: int
+) -> Tensor | None:
     """Count records of each class by bin, (2 * BINS,); None if the task has no `binary_scores`.
+
+    Args:
+        task: The task.
+        outputs: Outputs of its `forward`.
+        records: The records of the outputs.
+        count: Number of records, n.
 
     Raises:
         WrongTaskError: If they are not for n records.
@@ -194,7 +256,7 @@ def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> 
     if getattr(task, "binary_scores", None) is None:
         return None
     found = cast("BinaryScores", task).binary_scores(outputs, records)
-    check_scores(task, found, len(outputs))
+    check_scores(task, found, count)
     logits, second = found
     bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(
         second.bool(), alpha=BINS

@@ -163,6 +163,38 @@ class LdaOptions(_Options, frozen=True):
         return self.words * self.topics
 
 
+LossName: TypeAlias = Literal[
+    "cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+]
+
+
+class ModuleOptions(msgspec.Struct, frozen=True):
+    """Options of a task that is a torch module. All others are arguments of the module."""
+
+    loss: LossName
+    inputs: Annotated[tuple[str, ...], Meta(min_length=1)]
+    target: str
+
+
+def module_options_of(options: Mapping[str, object]) -> tuple[ModuleOptions, dict[str, object]]:
+    """Read the options of a task that is a torch module; return also the module's arguments.
+
+    Raises:
+        UserError: If an option is invalid.
+    """
+    try:
+        read = converted(dict(options), ModuleOptions)
+    except msgspec.ValidationError as error:
+        raise UserError(f"a torch module needs loss, inputs and target: {error}") from error
+    own = ModuleOptions.__struct_fields__
+    return read, {name: value for name, value in options.items() if name not in own}
+
+
 def _resnet(channels: int) -> int:
     """Count ResNet-32's kernels, and per normalisation four numbers per channel and a counter."""
     first = RESNET_STAGES[0]

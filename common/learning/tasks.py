@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as functions
@@ -22,6 +23,7 @@ from common.learning.models import (
     logistic_regression,
     multilayer_perceptron,
 )
+from common.learning.module_task import ModuleTask
 from common.learning.parameters import FlatModel, frozen_base, training_state
 from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
@@ -33,6 +35,7 @@ from common.learning.task_options import (
     Options,
     SparseLogisticOptions,
     TabularMlpOptions,
+    module_options_of,
     options_of,
 )
 
@@ -43,13 +46,13 @@ class Task(Protocol):
     def build(self) -> nn.Module:
         """Make the network. Initial weights must come from torch's generator."""
 
-    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """Run the network on n records."""
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Run the network on n records; return a tensor, or a tuple, dict or dataclass of some."""
 
-    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+    def losses(self, outputs: Any, records: Mapping[str, Tensor]) -> Tensor:  # noqa: ANN401
         """Return the loss of each sample, (n,). The gradient is that of their sum."""
 
-    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def metrics(self, outputs: Any, records: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ANN401
         """Return values per sample, (n,) each. Their mean over the samples is the metric."""
 
 
@@ -319,13 +322,19 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
     # A module is the user's code and may raise anything.
     except (Exception, SystemExit) as error:
         raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error
+    arguments, made_of = dict(options), None
+    if isinstance(factory, type) and issubclass(factory, nn.Module):
+        made_of, arguments = module_options_of(options)
     try:
-        task: Task = factory(**options)
+        task: Task = factory(**arguments)
     # A factory is the user's code, too.
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"task {entrypoint!r} refuses its options {dict(options)}: {one_line(error)}"
+            f"task {entrypoint!r} refuses its options {arguments}: {one_line(error)}"
         ) from error
+    if made_of is not None:
+        network = partial(factory, **arguments)
+        return ModuleTask(network, made_of.loss, made_of.inputs, made_of.target)
     lacking = [name for name in _METHODS if not callable(getattr(task, name, None))]
     if lacking:
         raise UserError(f"task {entrypoint!r} has no method {' and no '.join(lacking)}")
