@@ -20,6 +20,7 @@ from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
 from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, shortage
+from common.learning.named_outputs import detached
 from common.learning.outputs import (
     check_gradient,
     check_losses,
@@ -27,7 +28,6 @@ from common.learning.outputs import (
     check_outputs,
     check_same_metrics,
     count_scores,
-    detached,
     guest,
 )
 from common.learning.parameters import FlatModel, has_batch_norm, is_finite

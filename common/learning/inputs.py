@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from common.data.fields import Field  # noqa: TC001 -- NamedTuple needs it at run time
-from common.learning.outputs import OUTPUT, outputs_of
+from common.learning.named_outputs import outputs_of
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
 
-_ROWS = 2
+# No usual size of another axis, so that only outputs with a row for each record have it.
+_ROWS = 7
 
 
 class _Noted(Mapping[str, Tensor]):
@@ -52,7 +53,7 @@ class Forward(NamedTuple):
     """Fields that a prediction reads, and its outputs."""
 
     fields: tuple[Field, ...]
-    # Shape of each output for one record, by name. Not known if `forward` fails.
+    # Shape of each output for one record, by name. Empty if `forward` fails on records of zeros.
     outputs: Mapping[str, tuple[int, ...]]
 
 
@@ -70,6 +71,6 @@ def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forwar
         with torch.inference_mode():
             outputs = outputs_of(task.forward(module, noted), _ROWS)
     except Exception:  # noqa: BLE001 -- the user's code may raise anything
-        return Forward(tuple(fields), {OUTPUT: (-1,)})
+        return Forward(tuple(fields), {})
     read = tuple(field for field in fields if field.name in noted.read)
     return Forward(read, {name: tuple(each.shape[1:]) for name, each in outputs.items()})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
 from common.data.fields import LABELS, NUMBERS, Input
-from common.learning.outputs import tensors_of
+from common.learning.errors import WrongTaskError
+from common.learning.named_outputs import tensors_of
+from common.learning.sparse_tasks import check_inside
 
 if TYPE_CHECKING:
     from common.learning.task_options import LossName
@@ -30,27 +32,39 @@ class ModuleTask:
     """A module that gets some fields of a record, and a loss that compares it with another field.
 
     If the module returns several tensors, the loss takes the one named `logits`, or the first.
+
+    Args:
+        network: Class of the module, or a function that makes it.
+        loss: Name of a loss in `torch.nn.functional`.
+        fields: Fields that the module gets, in the order of its arguments.
+        target: Field that the loss compares with.
+        arguments: Arguments of the class.
     """
 
-    network: Callable[[], nn.Module]
+    network: Callable[..., nn.Module]
     loss: LossName
-    # Fields that the module gets, in the order of its arguments.
     fields: tuple[str, ...]
     target: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def package(self) -> str:
+        """Package of the user's code, for the places of errors."""
+        return self.network.__module__.partition(".")[0]
 
     def build(self) -> nn.Module:
         """Make the module."""
-        return self.network()
+        return self.network(**self.arguments)
 
     def inputs(self) -> Mapping[str, Input]:
         """Return the fields of the module and the target, each of any shape."""
         dtypes = LABELS if self.loss == "cross_entropy" else NUMBERS
-        fields = {field: Input(None, NUMBERS) for field in self.fields}
+        fields = {name: Input(None, NUMBERS) for name in self.fields}
         return fields | {self.target: Input(None, dtypes)}
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         """Return what the module returns."""
-        return module(*(records[field] for field in self.fields))
+        return module(*(records[name] for name in self.fields))
 
     def losses(self, outputs: object, records: Mapping[str, Tensor]) -> Tensor:
         """Return the loss, (n,): the mean of a record's values if it has several."""
@@ -71,10 +85,29 @@ class ModuleTask:
         return {name: values if values.ndim == 1 else values.flatten(1).mean(1)}
 
     def _compared(self, outputs: object, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the prediction and the target, as the loss takes them."""
+        """Return the prediction and the target, as the loss takes them.
+
+        Raises:
+            WrongTaskError: If their shapes do not fit.
+            ValueError: If the target is not a class.
+        """
         tensors, target = tensors_of(outputs), records[self.target]
         predicted = tensors["logits"] if "logits" in tensors else next(iter(tensors.values()))
+        given, shape = tuple(predicted.shape), tuple(target.shape)
         if self.loss == "cross_entropy":
-            return predicted, target.long()
+            if len(given) < 2 or (given[0], *given[2:]) != shape:
+                self._refuse(given, f"({shape[0]}, classes{''.join(f', {n}' for n in shape[1:])})")
+            return predicted, check_inside(self.target, target, given[1])
         # A last layer with one output gives (n, 1) for a target of (n,).
-        return predicted.reshape(target.shape), target.to(predicted.dtype)
+        if given not in (shape, (*shape, 1)):
+            self._refuse(given, str(shape))
+        return predicted.reshape(shape), target.to(predicted.dtype)
+
+    def _refuse(self, given: tuple[int, ...], needed: str) -> NoReturn:
+        what = (
+            f"the module's output has shape {given}: {self.loss} with the target {self.target!r}"
+            f" needs {needed}"
+        )
+        # The user can correct the class, not this file.
+        place = self.network if hasattr(self.network, "forward") else self
+        raise WrongTaskError(place, "forward", what)

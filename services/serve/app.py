@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from common.errors import UnavailableError, UserError
 from common.learning.errors import TaskError
+from common.learning.named_outputs import OUTPUT
 from services.serve import protocol
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ModelServer:
         self._check(request, made)
         outputs = [
             protocol.Described(name, "FP32", (-1, *shape))
-            for name, shape in self._model.forward.outputs.items()
+            for name, shape in (self._model.forward.outputs or {OUTPUT: (-1,)}).items()
         ]
         return _answer(
             protocol.Metadata(

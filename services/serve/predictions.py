@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.errors import DeliveryError, OutsideError
-from common.learning.outputs import OUTPUT
+from common.learning.named_outputs import OUTPUT
 
 if TYPE_CHECKING:
     from common.kafka.port import Log

@@ -13,7 +13,8 @@ from common.errors import UnavailableError
 from common.learning.devices import resolve_device
 from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
-from common.learning.outputs import check_outputs, guest, outputs_of, tensors_of
+from common.learning.named_outputs import outputs_of, tensors_of
+from common.learning.outputs import check_outputs, guest
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, fit_base, task_of
 from common.telemetry.logging import event_logger
@@ -148,6 +149,7 @@ class ServedModel:
             outputs: dict[str, npt.NDArray[np.float32]] = {
                 name: tensor.to("cpu", torch.float32).numpy()
                 for name, tensor in outputs_of(answered, count).items()
+                if name in (self.forward.outputs or (name,))
             }
             version = buffer.version
         if not outputs:

@@ -12,21 +12,27 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
+import doll
 from common.data.fields import Field
-from common.errors import UserError
-from common.learning.errors import WrongTaskError
+from common.errors import GivenError, TaskMissingError, UserError
+from common.jobs.job_file import parse_job
+from common.jobs.spec import job_from_json
+from common.learning.errors import TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer
 from common.learning.inputs import forward_of
+from common.learning.module_task import ModuleTask
+from common.learning.named_outputs import detached, outputs_of, tensors_of
 from common.learning.optimizers import OptimizerSettings
-from common.learning.outputs import check_outputs, detached, outputs_of, tensors_of
+from common.learning.outputs import check_outputs
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model, make_task
+from common.learning.tasks import build_model, make_task, task_of
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from common.data.fields import Columns
+    from common.jobs.spec import JobSpec
     from common.learning.tasks import Task
 
 HERE = __name__
@@ -70,7 +76,7 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 def in_form(form: Form, logits: Tensor, hidden: Tensor) -> object:
-    return {
+    made: dict[Form, Callable[[], object]] = {
         "tensor": lambda: logits,
         "tuple": lambda: (logits, hidden),
         "list": lambda: [logits, hidden],
@@ -78,7 +84,8 @@ def in_form(form: Form, logits: Tensor, hidden: Tensor) -> object:
         "dict": lambda: {"hidden": hidden, "logits": logits},
         "dataclass": lambda: Output(logits, hidden),
         "hugging face": lambda: ModelOutput(logits, (hidden,)),
-    }[form]()
+    }
+    return made[form]()
 
 
 class Net(nn.Module):
@@ -119,7 +126,7 @@ class ByHand:
 
 def task_named(name: str, **options: object) -> Task:
     entrypoint = f"{HERE}:{name}"
-    return make_task(entrypoint, options, (entrypoint,))
+    return make_task(entrypoint, {"module": entrypoint, **options}, (entrypoint,))
 
 
 def classifier(form: Form = "tensor") -> Task:
@@ -137,14 +144,14 @@ def batch_of(seed: int, count: int = 4) -> Columns:
     }
 
 
-def learned(task: Task) -> tuple[bytes, list[float], dict[str, Any]]:
+def learned(task: Task, updates: int = UPDATES) -> tuple[bytes, list[float], dict[str, Any]]:
     """Return the weights after some updates, the losses, and the metrics of the last update."""
     network = build_model(task, seed=7)
     model = FlatModel(network)
     settings = OptimizerSettings("adam", 0.01)
     trainer = Trainer(model.vector.copy(), model.parameter_count, settings)
     computer, losses = GradientComputer(task, network, CPU), list[float]()
-    for number in range(UPDATES):
+    for number in range(updates):
         computer.load(trainer.weights())
         found = computer.compute([batch_of(number)])
         assert isinstance(found.vector, np.ndarray)
@@ -159,7 +166,7 @@ def test_module_learns_bit_for_bit_what_a_task_by_hand_learns() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_outputs_of_every_form_learn_the_same(form: Form) -> None:
-    assert learned(classifier(form))[0] == learned(ByHand())[0]
+    assert learned(classifier(form), 5)[0] == learned(ByHand(), 5)[0]
 
 
 @pytest.mark.parametrize(
@@ -196,17 +203,155 @@ def test_loss_of_several_numbers_is_their_mean() -> None:
     ("options", "problem"),
     [
         ({"inputs": ["x"], "target": "label"}, "missing required field `loss`"),
-        ({"loss": "hinge", "inputs": ["x"], "target": "label"}, "hinge"),
-        ({"loss": "mse_loss", "inputs": [], "target": "label"}, "inputs"),
+        ({"loss": "hinge", "inputs": ["x"], "target": "label"}, "'hinge' .* is one of cross_ent"),
+        ({"loss": "mse_loss", "target": "label"}, "missing required field `inputs`"),
+        ({"loss": "mse_loss", "inputs": [], "target": "label"}, "length >= 1 .*inputs"),
+        ({"loss": "mse_loss", "inputs": ["x"]}, "missing required field `target`"),
         (
             {"loss": "mse_loss", "inputs": ["x"], "target": "y", "width": 3},
-            "refuses its options {'width': 3}",
+            "task.module: .*:Net' refuses its arguments {'width': 3}: got an unexpected keyword",
         ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         task_named("Net", **options)
+
+
+class NoModule:
+    """A class that is no torch module."""
+
+
+class Raises(nn.Module):
+    """A module with a mistake."""
+
+    def __init__(self, *, early: bool) -> None:
+        super().__init__()
+        if early:
+            raise KeyError("width")
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raise.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"{len(x)} are too many")
+
+
+def nothing(**_: object) -> None:
+    """Make nothing, although a job names this function as a module."""
+
+
+def test_module_that_this_process_may_not_import_is_refused() -> None:
+    with pytest.raises(TaskMissingError, match="not among the allowed"):
+        make_task("nets:Net", {"module": "nets:Net", "loss": "l1_loss"}, (f"{HERE}:Net",))
+
+
+def test_class_under_the_wrong_option_is_refused_with_the_right_one() -> None:
+    options = {"loss": "cross_entropy", "inputs": ["x"], "target": "label"}
+    with pytest.raises(GivenError, match=r"task.module: .*NoModule' is no torch module; .*entryp"):
+        task_named("NoModule", **options)
+    entrypoint = f"{HERE}:Net"
+    with pytest.raises(GivenError, match=r"task.entrypoint: .*Net' is a torch module, .*`module`"):
+        make_task(entrypoint, {}, (entrypoint,))
+    with pytest.raises(UserError, match="returned a NoneType, not a module"):
+        build_model(task_named("nothing", **options), 0)
+
+
+def test_mistake_in_a_module_is_reported_with_its_place_in_the_module() -> None:
+    options = {"loss": "mse_loss", "inputs": ["x"], "target": "value"}
+    with pytest.raises(UserError, match=r"KeyError: 'width' \(test_module_task.py, .* __init__\)"):
+        build_model(task_named("Raises", **options, early=True), 0)
+    task = task_named("Raises", **options, early=False)
+    computer = GradientComputer(task, build_model(task, 0), CPU)
+    with pytest.raises(TaskError) as raised:
+        computer.compute([batch_of(0)])
+    assert raised.value.summary.startswith("ValueError: 4 are too many (test_module_task.py, line")
+    assert "in forward)" in raised.value.summary
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "outputs", "needed"),
+    [
+        ("mse_loss", "value", 3, "has shape (4, 3): mse_loss with the target 'value' needs (4,)"),
+        ("mse_loss", "y", 1, "has shape (4, 1): mse_loss with the target 'y' needs (4, 2)"),
+        ("cross_entropy", "pixels", 3, "with the target 'pixels' needs (4, classes, 5)"),
+    ],
+)
+def test_output_of_the_wrong_shape_is_refused_whatever_the_batch(
+    loss: str, target: str, outputs: int, needed: str
+) -> None:
+    task = task_named("Net", loss=loss, inputs=["x", "y"], target=target, outputs=outputs)
+    batch = batch_of(0) | {"pixels": np.zeros((4, 5), np.int64)}
+    with pytest.raises(WrongTaskError) as refused:
+        GradientComputer(task, build_model(task, 0), CPU).compute([batch])
+    assert needed in refused.value.summary
+    assert "(test_module_task.py, line" in refused.value.summary
+    assert refused.value.batch_index is None
+
+
+def test_label_that_is_no_class_quarantines_only_its_batch() -> None:
+    task = classifier()
+    batch = batch_of(0) | {"label": np.array([0, 1, 2, 3])}
+    with pytest.raises(TaskError, match=r"label: a number is outside 0..2") as raised:
+        GradientComputer(task, build_model(task, 0), CPU).compute([batch])
+    assert raised.value.batch_index == 0
+
+
+def test_check_task_tries_a_module_without_any_server() -> None:
+    task = doll.ModuleTask(Net, "cross_entropy", ("x", "y"), "label", {"form": "dict"})
+    found = doll.check_task(task, batch_of(0))
+    assert (found.samples, [*found.metrics]) == (4, ["accuracy"])
+
+
+JOB = """
+name: nets
+streams: [nets]
+records:
+  codec: json
+  fields: {x: {dtype: float32, shape: [6]}, y: {dtype: float32, shape: [2]}, label: {dtype: int64}}
+task: {module: "tests.unit.learning.test_module_task:Net", LOSS, INPUTS, TARGET}
+batch_size: 2
+group_size: 1
+optimizer: {name: sgd, learning_rate: 0.1}
+"""
+
+
+def job(loss: str = "cross_entropy", inputs: str = "x, y", target: str = "label") -> JobSpec:
+    text = JOB.replace("LOSS", f"loss: {loss}").replace("INPUTS", f"inputs: [{inputs}]")
+    return parse_job(text.replace("TARGET", f"target: {target}"))
+
+
+def test_job_file_names_a_module() -> None:
+    spec = job()
+    assert spec.task_name == f"{HERE}:Net"
+    task = task_of(spec, (spec.task_name,))
+    assert task == ModuleTask(Net, "cross_entropy", ("x", "y"), "label", {})
+    assert job_from_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"loss": "hinge"}, r"task: Invalid enum value 'hinge' - at `\$.loss`; .*cross_entropy"),
+        ({"inputs": ""}, r"task: .*length >= 1 - at `\$.inputs`"),
+        ({"inputs": "x, z"}, r"task.inputs: .* the records \(x, y, label\), got 'z'"),
+        ({"target": "spent"}, r"task.target: must be fields .*got 'spent'"),
+    ],
+)
+def test_job_file_with_an_invalid_module_is_refused_by_field(
+    options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(GivenError, match=problem):
+        job(**options)
+
+
+def test_classes_of_a_target_with_fractions_are_refused() -> None:
+    spec = job(target="x")
+    with pytest.raises(UserError, match="field 'x' is float32, but the task reads uint8"):
+        task_of(spec, (spec.task_name,))
 
 
 def test_outputs_are_named() -> None:
