@@ -18,6 +18,7 @@ from common.errors import GivenError, TaskMissingError, UserError
 from common.jobs.job_file import parse_job
 from common.jobs.spec import job_from_json
 from common.learning.errors import TaskError, WrongTaskError
+from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer
 from common.learning.inputs import forward_of
 from common.learning.module_task import ModuleTask
@@ -167,6 +168,17 @@ def test_module_learns_bit_for_bit_what_a_task_by_hand_learns() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_outputs_of_every_form_learn_the_same(form: Form) -> None:
     assert learned(classifier(form), 5)[0] == learned(ByHand(), 5)[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_of_every_form_are_evaluated_the_same(form: Form) -> None:
+    found = [
+        evaluate(task, FlatModel(network), FlatModel(network).vector, batch_of(0, 9), 4)
+        for task in (classifier(form), ByHand())
+        for network in [build_model(task, 0)]
+    ]
+    assert found[0] == found[1]
+    assert found[0].keys() == {"accuracy", "loss"}
 
 
 @pytest.mark.parametrize(
