@@ -60,17 +60,17 @@ THROUGH_THE_WALL = (
 CLOSURES = {
     "services.admin.__main__": 177,
     "services.cli.__main__": 194,
-    "services.coordinator.__main__": 131,
-    "services.evaluator.__main__": 116,
+    "services.coordinator.__main__": 133,
+    "services.evaluator.__main__": 118,
     "services.provisioner.__main__": 138,
-    "services.serve.__main__": 104,
+    "services.serve.__main__": 106,
     "services.worker.__main__": 68,
     # Processes that the others start.
-    "common.jobs.export": 30,
-    "common.jobs.task_check": 35,
-    "common.spot.planning.simulation_process": 110,
-    "services.worker.job_process": 122,
-    "services.cli.demo.tested_model": 84,
+    "common.jobs.export": 32,
+    "common.jobs.task_check": 39,
+    "common.spot.planning.simulation_process": 112,
+    "services.worker.job_process": 124,
+    "services.cli.demo.tested_model": 86,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -274,7 +274,7 @@ class JobSummary(Answer):
     )
     streams: tuple[str, ...] = Field(description="Kafka topics that the job reads.")
     task: str = Field(
-        description="Task that the job learns: name of a built-in task, or the entrypoint"
+        description="Task that the job learns: name of a built-in task, or the class"
         " (`package.module:Class`) of another one."
     )
     batch_size: int = Field(description="Number of records per batch (b).")

@@ -22,7 +22,7 @@ def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
     for place, settled in sorted(snapshot.settled.items()):
         offsets.setdefault(place.topic, {})[place.index] = settled
     found = {
-        "task": {"name": spec.task.name or spec.task.entrypoint, "options": spec.task_options},
+        "task": {"name": spec.task_name, "options": spec.task_options},
         "records": spec.records.model_dump(mode="json", exclude_defaults=True),
         # Offset of each partition below which every record is settled.
         "offsets": offsets,

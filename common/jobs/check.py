@@ -148,7 +148,7 @@ def check_submission(
         parameters = options_of(spec.task.name, spec.task_options).parameters
         size_mb = parameters * _BYTES / _MIB
     # Only the network itself shows the names of its parameters.
-    if spec.task.entrypoint or spec.optimizer.groups:
+    if spec.task.own or spec.optimizer.groups:
         report = _looked_at(spec, allowed, build)
         if report.refused:
             raise GivenError(report.fields, report.refused)
@@ -208,10 +208,8 @@ def _looked_at(
     build: Callable[[JobSpec, Collection[str]], CheckReport],
 ) -> CheckReport:
     """Build the task, if this process may and can."""
-    if spec.task.entrypoint and spec.task.entrypoint not in allowed:
-        return CheckReport(
-            missing=f"DOLL_TASKS of this process does not list {spec.task.entrypoint}"
-        )
+    if spec.task.own and spec.task.own not in allowed:
+        return CheckReport(missing=f"DOLL_TASKS of this process does not list {spec.task.own}")
     if find_spec("torch") is None:
         return CheckReport(missing="PyTorch is not installed here")
     return build(spec, allowed)

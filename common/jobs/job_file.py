@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from common.errors import GivenError, UserError
 from common.jobs.spec import JobSpec, job_from_json
-from common.learning.task_options import options_of
+from common.learning.task_options import module_options_of, options_of
 from doll.yaml_file import as_json, load_file, load_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -35,16 +36,22 @@ def parse_job(text: str) -> JobSpec:
 
 
 def check_options(spec: JobSpec) -> None:
-    """Refuse invalid options of a built-in task.
+    """Refuse invalid options of a built-in task or a torch module.
 
     Raises:
         GivenError: If an option is invalid, with the field's path.
     """
-    if spec.task.name:
-        try:
+    try:
+        if spec.task.name:
             options_of(spec.task.name, spec.task_options)
-        except UserError as error:
-            raise GivenError(("task",), str(error)) from error
+        elif spec.task.module:
+            module, _ = module_options_of(spec.task_options)
+            _check_fields(spec, "inputs", module.inputs)
+            _check_fields(spec, "target", (module.target,))
+    except GivenError:
+        raise
+    except UserError as error:
+        raise GivenError(("task",), str(error)) from error
     for option, size in spec.record_sizes.items():
         given = spec.task.options.get(option, size)
         if given != size:
@@ -52,4 +59,17 @@ def check_options(spec: JobSpec) -> None:
                 f"must be {size} as in the records, got {given}; change the field or the task's"
                 " option"
             )
+            raise GivenError((f"task.{option}",), problem)
+
+
+def _check_fields(spec: JobSpec, option: str, names: Sequence[str]) -> None:
+    """Refuse an option of the task that names a field which the records lack.
+
+    Raises:
+        GivenError: If there is no such field, with the option's path.
+    """
+    fields = spec.records.fields
+    for name in names:
+        if name not in fields:
+            problem = f"must be fields of the records ({', '.join(fields)}), got {name!r}"
             raise GivenError((f"task.{option}",), problem)

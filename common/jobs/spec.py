@@ -305,28 +305,41 @@ class RecordsSpec(SpecPart):
 
 
 class TaskSpec(SpecPart):
-    """Task to learn (model, loss, metrics): built in (`name`), or your own (`entrypoint`)."""
+    """Task to learn: built in (`name`), or your own class (`entrypoint`) or module (`module`)."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str | None = None
-    """Name of a built-in task, such as `image-classifier`. Optional. If unset, `entrypoint` must
-    name a task."""
+    """Name of a built-in task, such as `image-classifier`. Optional. If unset, `entrypoint` or
+    `module` must name a task."""
     entrypoint: str | None = None
     """Class that defines a task of your own, as `package.module:Class`. The setting DOLL_TASKS of
-    coordinators and workers must list this class. Optional. If unset, `name` must name a task."""
+    coordinators and workers must list this class. Optional. If unset, `name` or `module` must name
+    a task."""
+    module: str | None = None
+    """Class of a torch module that is the task, as `package.module:Class`. The setting DOLL_TASKS
+    of coordinators and workers must list this class. The option `loss` names a loss of
+    `torch.nn.functional`, `inputs` lists the fields that the module gets, and `target` is the field
+    that the loss compares with. All other options are arguments of the class. Optional. If unset,
+    `name` or `entrypoint` must name a task."""
+
+    @property
+    def own(self) -> str | None:
+        """The user's class: `entrypoint` or `module`. None for a built-in task."""
+        return self.entrypoint or self.module
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the task, as given."""
-        return dict(self.model_extra or {})
+        """Options of the task, as given, and `module`, which says how to read them."""
+        module = {} if self.module is None else {"module": self.module}
+        return module | (self.model_extra or {})
 
     @field_validator("name")
     @classmethod
     def _built_in(cls, value: str | None) -> object:
         return None if value is None else _one_of(value, tuple(BUILT_IN_TASKS))
 
-    @field_validator("entrypoint")
+    @field_validator("entrypoint", "module")
     @classmethod
     def _importable(cls, value: str | None) -> str | None:
         if value is not None and not _ENTRYPOINT.fullmatch(value):
@@ -335,8 +348,8 @@ class TaskSpec(SpecPart):
 
     @model_validator(mode="after")
     def _one_way(self) -> TaskSpec:
-        if (self.name is None) == (self.entrypoint is None):
-            raise ValueError("must have either name or entrypoint")
+        if [self.name, self.entrypoint, self.module].count(None) != 2:
+            raise ValueError("must have one of name, entrypoint and module")
         return self
 
 
@@ -785,19 +798,20 @@ _LABEL = Needed(LABELS, (), "a whole number (int64) without a shape")
 _ID = Needed(INTEGERS, (), "a whole number (int64) without a shape")
 _INDEX = Needed(INTEGERS, ("entries",), "whole numbers (int32) of shape [entries]")
 _VALUE = Needed(NUMBERS, ("entries",), "numbers of shape [entries]")
-_RATING = Needed(NUMBERS, (), "a number without a shape")
+_NUMBER = Needed(NUMBERS, (), "a number without a shape")
 
 # Fields that each built-in task reads. Other tasks check their fields when they are loaded.
 BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "image-classifier": {"image": _IMAGE, "label": _LABEL},
     "logistic-regression": {"features": _FEATURES, "label": _LABEL},
     "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
+    "linear-regression": {"features": _FEATURES, "target": _NUMBER},
     "sparse-logistic": {"index": _INDEX, "value": _VALUE, "label": _LABEL},
-    "matrix-factorisation": {"user": _ID, "item": _ID, "rating": _RATING},
+    "matrix-factorisation": {"user": _ID, "item": _ID, "rating": _NUMBER},
     "lda": {"index": _INDEX, "value": _VALUE},
 }
 # Tasks that accept any fields as features.
-_JOINING = ("logistic-regression", "tabular-mlp")
+_JOINING = ("logistic-regression", "tabular-mlp", "linear-regression")
 
 
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
@@ -1018,8 +1032,8 @@ class JobSpec(SpecPart):
 
     @property
     def task_name(self) -> str:
-        """Name of the built-in task, or the entrypoint."""
-        return self.task.name or self.task.entrypoint or ""
+        """Name of the built-in task, or the user's class."""
+        return self.task.name or self.task.own or ""
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -1042,16 +1056,25 @@ class JobSpec(SpecPart):
 
     @property
     def _needed_fields(self) -> dict[str, Needed]:
-        needed = BUILT_IN_TASKS.get(self.task.name or "", {})
+        needed = {
+            self._target if name == "target" else name: what
+            for name, what in BUILT_IN_TASKS.get(self.task.name or "", {}).items()
+        }
         if self._inputs == ("features",):
             return needed
         return {name: what for name, what in needed.items() if name != "features"}
 
     @property
+    def _target(self) -> str:
+        """Field that a built-in task learns to predict from others."""
+        regression = self.task.name == "linear-regression"
+        return str(self.task.options.get("target", "target")) if regression else "label"
+
+    @property
     def _inputs(self) -> tuple[str, ...]:
         """Fields that the task joins into its features.
 
-        They are its `inputs`, or `features` alone, or all but the label.
+        They are its `inputs`, or `features` alone, or all but the one that it learns to predict.
         """
         fields = self.records.fields
         if self.task.name not in _JOINING:
@@ -1059,7 +1082,7 @@ class JobSpec(SpecPart):
         given = self.task.options.get("inputs")
         if given and isinstance(given, list | tuple):
             return tuple(map(str, given))
-        others = tuple(name for name in fields if name != "label")
+        others = tuple(name for name in fields if name != self._target)
         return ("features",) if "features" in fields or not others else others
 
     @field_validator("name")

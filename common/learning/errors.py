@@ -44,8 +44,8 @@ def what_was_raised(error: BaseException, task: object, caught: TracebackType | 
 
     Args:
         error: The exception.
-        task: The task. The place is the last frame in the task's own package: frames below it are
-            PyTorch's, those above are the caller's.
+        task: The task. The place is the last frame in the task's own package, which it may name in
+            an attribute `package`: frames below it are PyTorch's, those above are the caller's.
         caught: Traceback from the caller on. Frames of the caller's module are left out.
     """
     at, caller = caught, "" if caught is None else _module(caught)
@@ -56,7 +56,7 @@ def what_was_raised(error: BaseException, task: object, caught: TracebackType | 
     while at is not None:
         frames.append(at)
         at = at.tb_next
-    own = type(task).__module__.partition(".")[0]
+    own = getattr(task, "package", type(task).__module__.partition(".")[0])
     users = [frame for frame in frames if _module(frame).partition(".")[0] == own]
     code = (users or frames)[-1].tb_frame.f_code
     line = (users or frames)[-1].tb_lineno

@@ -111,6 +111,6 @@ def _judged(
         check_losses(task, losses, count)
         metrics = task.metrics(outputs, batch)
         check_metrics(task, metrics, count)
-        scores = count_scores(task, outputs, batch)
+        scores = count_scores(task, outputs, batch, count)
     columns = {**metrics, "loss": losses}
     return {name: column.to("cpu", torch.float64) for name, column in columns.items()}, scores

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from common.errors import CorruptError, UserError
 from common.learning.errors import one_line
 from common.learning.inputs import forward_of, zeros_of
+from common.learning.named_outputs import OUTPUT, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.data.fields import Field
+    from common.learning.inputs import Forward
     from common.learning.tasks import Task
 
 # Name of the file in a `.pt2` that describes it. An `.onnx` has this in its metadata.
@@ -29,15 +31,19 @@ ABOUT = "about.json"
 class _Forward(nn.Module):
     """The task's `forward` on columns in the order of its fields."""
 
-    def __init__(self, task: Task, module: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, task: Task, module: nn.Module, forward: Forward) -> None:
         super().__init__()
         self.module = module
         self._task = task
-        self._names = tuple(names)
+        self._names = tuple(field.name for field in forward.fields)
+        self._outputs = tuple(forward.outputs)
 
-    def forward(self, *columns: Tensor) -> Tensor:
-        """Return the outputs, (n, ...)."""
-        return self._task.forward(self.module, dict(zip(self._names, columns, strict=True)))
+    def forward(self, *columns: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the output, (n, ...), or several by name."""
+        records = dict(zip(self._names, columns, strict=True))
+        tensors = tensors_of(self._task.forward(self.module, records))
+        outputs = {name: tensors[name] for name in self._outputs or tensors}
+        return outputs[OUTPUT] if outputs.keys() == {OUTPUT} else outputs
 
 
 def export(
@@ -72,20 +78,20 @@ def export(
         names = ", ".join([*lost, *missing.unexpected_keys])
         raise CorruptError(f"the weights belong to another network: {names}")
     module.eval()
-    read = forward_of(task, module, fields).fields
-    columns = tuple(zeros_of(read).values())
+    forward = forward_of(task, module, fields)
+    columns = tuple(zeros_of(forward.fields).values())
     rows = torch.export.Dim("records")
     try:
         program = torch.export.export(
-            _Forward(task, module, [field.name for field in read]),
+            _Forward(task, module, forward),
             columns,
             dynamic_shapes={"columns": tuple({0: rows} for _ in columns)},
         )
         if path.suffix == ".onnx":
             written = torch.onnx.export(
                 program,
-                input_names=[field.name for field in read],
-                output_names=["output"],
+                input_names=[field.name for field in forward.fields],
+                output_names=list(forward.outputs),
                 dynamo=True,
                 verbose=False,
             )

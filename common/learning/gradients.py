@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.learning.arithmetic import DEFAULT, Arithmetic, need_compiler
 from common.learning.errors import NoMemoryError, NotFiniteError, TaskError, one_line, shortage
 from common.learning.feed import feed_of
+from common.learning.named_outputs import detached
 from common.learning.outputs import (
     check_gradient,
     check_losses,
@@ -445,8 +446,9 @@ class GradientComputer:
         check_gradient(self._task, outputs, losses)
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
-            metrics = self._task.metrics(outputs.detach(), records)
-            scores = count_scores(self._task, outputs.detach(), records)
+            outputs = detached(outputs)
+            metrics = self._task.metrics(outputs, records)
+            scores = count_scores(self._task, outputs, records, count)
         check_metrics(self._task, metrics, count)
         return losses.detach(), metrics, scores
 

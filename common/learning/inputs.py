@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from common.data.fields import Field  # noqa: TC001 -- NamedTuple needs it at run time
+from common.learning.named_outputs import outputs_of
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
 
-_ROWS = 2
+# No usual size of another axis, so that only outputs with a row for each record have it.
+_ROWS = 7
 
 
 class _Noted(Mapping[str, Tensor]):
@@ -48,11 +50,11 @@ def zeros_of(fields: Sequence[Field]) -> dict[str, Tensor]:
 
 
 class Forward(NamedTuple):
-    """Fields that a prediction reads, and the shape of its output."""
+    """Fields that a prediction reads, and its outputs."""
 
     fields: tuple[Field, ...]
-    # Shape for one record; (-1,) if unknown.
-    output_shape: tuple[int, ...]
+    # Shape of each output for one record, by name. Empty if `forward` fails on records of zeros.
+    outputs: Mapping[str, tuple[int, ...]]
 
 
 def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forward:
@@ -67,8 +69,8 @@ def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forwar
     noted = _Noted({name: column.to(device) for name, column in zeros_of(fields).items()})
     try:
         with torch.inference_mode():
-            outputs = task.forward(module, noted)
+            outputs = outputs_of(task.forward(module, noted), _ROWS)
     except Exception:  # noqa: BLE001 -- the user's code may raise anything
-        return Forward(tuple(fields), (-1,))
+        return Forward(tuple(fields), {})
     read = tuple(field for field in fields if field.name in noted.read)
-    return Forward(read, tuple(outputs.shape[1:]))
+    return Forward(read, {name: tuple(each.shape[1:]) for name, each in outputs.items()})

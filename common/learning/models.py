@@ -112,12 +112,12 @@ class RunningNorm(nn.Module):
         return outputs
 
 
-def logistic_regression(features: int, classes: int) -> nn.Module:
-    """One linear layer, initially zero: a convex loss, and equal probabilities of all classes."""
-    linear = nn.Linear(features, classes)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
+def linear(features: int, outputs: int) -> nn.Module:
+    """One linear layer, initially zero: classes begin with equal probabilities."""
+    layer = nn.Linear(features, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def multilayer_perceptron(features: int, hidden: Sequence[int], classes: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Check the return values of a task's methods: a tensor, and a loss and metrics per sample.
+"""Check the return values of a task's methods: outputs, and a loss and metrics per sample.
 
 Scores of two classes are also counted by bins, as `common.core.scores` expects.
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from common.learning.errors import (
     one_line,
     what_was_raised,
 )
+from common.learning.named_outputs import tensors_of
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -59,10 +60,13 @@ def check_outputs(task: Task, outputs: object) -> None:
     """Check the return value of `forward`.
 
     Raises:
-        WrongTaskError: If it is not a tensor.
+        WrongTaskError: If it contains no tensor.
     """
-    if not isinstance(outputs, Tensor):
-        what = f"forward returned {_kind(outputs)}: a tensor is needed"
+    if not isinstance(outputs, Tensor) and not tensors_of(outputs):
+        what = (
+            f"forward returned {_kind(outputs)}: a tensor is needed, or a tuple, dict or dataclass"
+            " of tensors"
+        )
         raise WrongTaskError(task, "forward", what)
 
 
@@ -79,14 +83,15 @@ def check_losses(task: Task, losses: object, count: int) -> None:
         raise WrongTaskError(task, "losses", what)
 
 
-def check_gradient(task: Task, outputs: Tensor, losses: Tensor) -> None:
+def check_gradient(task: Task, outputs: object, losses: Tensor) -> None:
     """Check that a gradient can flow from the losses to the network.
 
     Raises:
         WrongTaskError: If it cannot, as after `detach`, `no_grad`, NumPy or `torch.tensor`.
     """
     if losses.grad_fn is None:
-        method = "losses" if outputs.requires_grad else "forward"
+        learns = any(tensor.requires_grad for tensor in tensors_of(outputs).values())
+        method = "losses" if learns else "forward"
         what = (
             f"the loss has no gradient: {method} cut it off from the network, for example with"
             " detach(), no_grad(), NumPy or torch.tensor()"
@@ -173,7 +178,9 @@ class BinaryScores(Protocol):
     """A task with two classes. It is also measured by AUC, precision and similar."""
 
     def binary_scores(
-        self, outputs: Tensor, records: Mapping[str, Tensor]
+        self,
+        outputs: Any,  # noqa: ANN401 -- whatever `forward` returns
+        records: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return logits of the second class, (n,), and True for records of that class, (n,)."""
 
@@ -184,8 +191,16 @@ def _edges(device: torch.device) -> Tensor:
     return BIN_WIDTH * torch.arange(1 - BINS // 2, BINS // 2, device=device)
 
 
-def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor | None:
+def count_scores(
+    task: Task, outputs: object, records: Mapping[str, Tensor], count: int
+) -> Tensor | None:
     """Count records of each class by bin, (2 * BINS,); None if the task has no `binary_scores`.
+
+    Args:
+        task: The task.
+        outputs: Outputs of its `forward`.
+        records: The records of the outputs.
+        count: Number of records, n.
 
     Raises:
         WrongTaskError: If they are not for n records.
@@ -194,7 +209,7 @@ def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> 
     if getattr(task, "binary_scores", None) is None:
         return None
     found = cast("BinaryScores", task).binary_scores(outputs, records)
-    check_scores(task, found, len(outputs))
+    check_scores(task, found, count)
     logits, second = found
     bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(
         second.bool(), alpha=BINS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -120,6 +120,28 @@ class TabularMlpOptions(_Options, frozen=True):
         return layers + self.normalise * (2 * self.features + 1)
 
 
+class LinearRegressionOptions(_Options, frozen=True):
+    """Options of `linear-regression`."""
+
+    features: Size
+    target: str = "target"
+    loss: Literal["squared", "huber", "absolute"] = "squared"
+    # Error above which the Huber loss is linear. Unset for other losses, and for 1.
+    delta: Annotated[float, Meta(gt=0)] | None = None
+    normalise: bool = False
+    inputs: tuple[str, ...] = ("features",)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters and buffers, including those of the input normalisation."""
+        return _dense(self.features, 1) + self.normalise * (2 * self.features + 1)
+
+    def check(self) -> None:
+        """Refuse a delta that no loss reads."""
+        if self.delta is not None and self.loss != "huber":
+            raise UserError(f"delta: requires `loss: huber`, got {self.loss!r}; remove it")
+
+
 class SparseLogisticOptions(_Options, frozen=True):
     """Options of `sparse-logistic`."""
 
@@ -163,6 +185,42 @@ class LdaOptions(_Options, frozen=True):
         return self.words * self.topics
 
 
+LossName: TypeAlias = Literal[
+    "cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+]
+
+
+class ModuleOptions(msgspec.Struct, frozen=True):
+    """Options of a task that is a torch module. All others are arguments of the module."""
+
+    module: str
+    loss: LossName
+    inputs: Annotated[tuple[str, ...], Meta(min_length=1)]
+    target: str
+
+
+def module_options_of(options: Mapping[str, object]) -> tuple[ModuleOptions, dict[str, object]]:
+    """Read the options of a task that is a torch module; return also the module's arguments.
+
+    Raises:
+        UserError: If an option is invalid.
+    """
+    try:
+        read = converted(dict(options), ModuleOptions)
+    except msgspec.ValidationError as error:
+        losses = ", ".join(get_args(LossName))
+        raise UserError(
+            f"{error}; a torch module needs inputs, target and loss, which is one of {losses}"
+        ) from error
+    own = ModuleOptions.__struct_fields__
+    return read, {name: value for name, value in options.items() if name not in own}
+
+
 def _resnet(channels: int) -> int:
     """Count ResNet-32's kernels, and per normalisation four numbers per channel and a counter."""
     first = RESNET_STAGES[0]
@@ -181,6 +239,7 @@ Options: TypeAlias = (
     ImageClassifierOptions
     | LogisticRegressionOptions
     | TabularMlpOptions
+    | LinearRegressionOptions
     | SparseLogisticOptions
     | MatrixFactorisationOptions
     | LdaOptions
@@ -190,6 +249,7 @@ BUILT_IN: dict[str, type[Options]] = {
     "image-classifier": ImageClassifierOptions,
     "logistic-regression": LogisticRegressionOptions,
     "tabular-mlp": TabularMlpOptions,
+    "linear-regression": LinearRegressionOptions,
     "sparse-logistic": SparseLogisticOptions,
     "matrix-factorisation": MatrixFactorisationOptions,
     "lda": LdaOptions,
@@ -208,9 +268,9 @@ def options_of(name: str, options: Mapping[str, object]) -> Options:
     kind = BUILT_IN[name]
     if "normalise" in options and "normalise" not in kind.__struct_fields__:
         raise UserError(
-            f"task {name!r}: has no option `normalise`, which only logistic-regression and"
-            " tabular-mlp have; it would make the omitted values of sparse records nonzero, and"
-            " images are scaled already"
+            f"task {name!r}: has no option `normalise`, which only logistic-regression, tabular-mlp"
+            " and linear-regression have; it would make the omitted values of sparse records"
+            " nonzero, and images are scaled already"
         )
     try:
         read = converted(dict(options), kind)

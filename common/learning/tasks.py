@@ -5,34 +5,39 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from itertools import chain
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
 from common.data.fields import LABELS, NUMBERS, DescribedRecords, Field, Input
-from common.errors import TaskMissingError, UserError
+from common.errors import GivenError, TaskMissingError, UserError
 from common.learning.errors import lacks_memory, one_line, what_was_raised
 from common.learning.lda import TopicModel
 from common.learning.models import (
     IMAGE_NETWORKS,
     RunningNorm,
-    logistic_regression,
+    linear,
     multilayer_perceptron,
 )
+from common.learning.module_task import ModuleTask
 from common.learning.parameters import FlatModel, frozen_base, training_state
 from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
     MAX_MODEL_MIB,
     ImageClassifierOptions,
     LdaOptions,
+    LinearRegressionOptions,
     LogisticRegressionOptions,
     MatrixFactorisationOptions,
     Options,
     SparseLogisticOptions,
     TabularMlpOptions,
+    module_options_of,
     options_of,
 )
 
@@ -43,13 +48,13 @@ class Task(Protocol):
     def build(self) -> nn.Module:
         """Make the network. Initial weights must come from torch's generator."""
 
-    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """Run the network on n records."""
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Run the network on n records; return a tensor, or a tuple, dict or dataclass of some."""
 
-    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+    def losses(self, outputs: Any, records: Mapping[str, Tensor]) -> Tensor:  # noqa: ANN401
         """Return the loss of each sample, (n,). The gradient is that of their sum."""
 
-    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def metrics(self, outputs: Any, records: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ANN401
         """Return values per sample, (n,) each. Their mean over the samples is the metric."""
 
 
@@ -86,6 +91,16 @@ class DescribesInputs(Protocol):
         """Return the record fields that the task reads, by name."""
 
 
+def _joined(
+    fields: Sequence[str], shape: tuple[int, ...] | None, records: Mapping[str, Tensor]
+) -> Tensor:
+    """Return the field of this shape, (n, *shape), or several fields joined, (n, features)."""
+    if shape is not None:
+        return records[fields[0]].float()
+    columns = [records[field].float() for field in fields]
+    return torch.cat([each.reshape(len(each), -1) for each in columns], 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Classifier:
     """Cross-entropy and accuracy for any network."""
@@ -108,11 +123,8 @@ class Classifier:
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Return logits, (n, classes)."""
-        columns = [records[field] for field in self.fields]
-        if self.shape is None:
-            columns = [torch.cat([each.reshape(len(each), -1).float() for each in columns], 1)]
-        inputs = columns[0].float()
-        if columns[0].dtype == torch.uint8:
+        inputs = _joined(self.fields, self.shape, records)
+        if records[self.fields[0]].dtype == torch.uint8:
             inputs = inputs * self.byte_scale
         if inputs.is_cuda and inputs.ndim == len(_IMAGES):
             # Convolutions on a GPU are fastest in this layout.
@@ -144,6 +156,50 @@ class TwoClasses(Classifier):
         return outputs[:, 1] - outputs[:, 0], records["label"] == 1
 
 
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """Prediction of a number."""
+
+    network: Callable[[], nn.Module]
+    # Joined if several.
+    fields: tuple[str, ...]
+    # Shape of a single field.
+    shape: tuple[int, ...] | None
+    target: str
+    loss: Literal["squared", "huber", "absolute"]
+    # Error above which the Huber loss is linear.
+    delta: float
+
+    def build(self) -> nn.Module:
+        """Make the network."""
+        return self.network()
+
+    def inputs(self) -> Mapping[str, Input]:
+        """Return the input fields and the target, a number."""
+        inputs = {field: Input(self.shape, NUMBERS) for field in self.fields}
+        return inputs | {self.target: Input((), NUMBERS)}
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """Return predictions, (n,)."""
+        outputs: Tensor = module(_joined(self.fields, self.shape, records))
+        return outputs.squeeze(1)
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """Return half the squared error, the Huber loss or the absolute error, (n,)."""
+        target = records[self.target].float()
+        match self.loss:
+            case "squared":
+                return (outputs - target) ** 2 / 2
+            case "huber":
+                return functions.huber_loss(outputs, target, reduction="none", delta=self.delta)
+            case "absolute":
+                return (outputs - target).abs()
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the absolute error, (n,)."""
+        return {"absolute_error": (outputs - records[self.target].float()).abs()}
+
+
 def _classifier(classes: int) -> type[Classifier]:
     return TwoClasses if classes == 2 else Classifier
 
@@ -156,38 +212,37 @@ def _image_classifier(options: ImageClassifierOptions) -> Classifier:
     )
 
 
-def _logistic_regression(options: LogisticRegressionOptions) -> Classifier:
-    features, classes = options.features, options.classes
-    return _of_features(options, lambda: logistic_regression(features, classes))
+def _normalised(features: int, network: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(RunningNorm(features), network())
 
 
-def _tabular_mlp(options: TabularMlpOptions) -> Classifier:
-    features, hidden, classes = options.features, options.hidden, options.classes
-    return _of_features(options, lambda: multilayer_perceptron(features, hidden, classes))
-
-
-def _of_features(
-    options: LogisticRegressionOptions | TabularMlpOptions, network: Callable[[], nn.Module]
-) -> Classifier:
-    features = options.features
-
-    def normalised() -> nn.Module:
-        return nn.Sequential(RunningNorm(features), network())
-
-    shape = (features,) if options.inputs == ("features",) else None
-    return _classifier(options.classes)(
-        normalised if options.normalise else network, options.inputs, shape, options.classes
-    )
+def _tabular(
+    options: LogisticRegressionOptions | TabularMlpOptions | LinearRegressionOptions,
+) -> Task:
+    features, fields = options.features, options.inputs
+    shape = (features,) if fields == ("features",) else None
+    network: Callable[[], nn.Module]
+    match options:
+        case LogisticRegressionOptions():
+            network = partial(linear, features, options.classes)
+        case TabularMlpOptions():
+            network = partial(multilayer_perceptron, features, options.hidden, options.classes)
+        case LinearRegressionOptions():
+            network = partial(linear, features, 1)
+    if options.normalise:
+        network = partial(_normalised, features, network)
+    if isinstance(options, LinearRegressionOptions):
+        delta = 1.0 if options.delta is None else options.delta
+        return Regression(network, fields, shape, options.target, options.loss, delta)
+    return _classifier(options.classes)(network, fields, shape, options.classes)
 
 
 def _built_in(options: Options) -> Task:
     match options:
         case ImageClassifierOptions():
             return _image_classifier(options)
-        case LogisticRegressionOptions():
-            return _logistic_regression(options)
-        case TabularMlpOptions():
-            return _tabular_mlp(options)
+        case LogisticRegressionOptions() | TabularMlpOptions() | LinearRegressionOptions():
+            return _tabular(options)
         case SparseLogisticOptions(features, entries):
             return SparseLogistic(features, entries)
         case MatrixFactorisationOptions(users, items, rank, regularisation):
@@ -215,11 +270,11 @@ def task_of(described: DescribedTask, allowed: Collection[str]) -> Task:
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:
-    """Make a task by name, or call the entrypoint `package.module:Name` with the options.
+    """Make a task by name, or of the class `package.module:Name` with the options.
 
     Args:
         name: Name of a built-in task, or an entrypoint.
-        options: Options of the task.
+        options: Options of the task. With an option `module`, the class is a torch module.
         allowed: Entrypoints that may be imported. Others are never imported.
 
     Raises:
@@ -324,6 +379,15 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
     # A module is the user's code and may raise anything.
     except (Exception, SystemExit) as error:
         raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error
+    is_network = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if "module" in options:
+        if isinstance(factory, type) and not is_network:
+            problem = f"{entrypoint!r} is no torch module; name a task's class in `entrypoint`"
+            raise GivenError(("task.module",), problem)
+        return _module_task(entrypoint, factory, options)
+    if is_network:
+        problem = f"{entrypoint!r} is a torch module, not a task; name it in `module`"
+        raise GivenError(("task.entrypoint",), problem)
     try:
         task: Task = factory(**options)
     # A factory is the user's code, too.
@@ -335,6 +399,18 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
     if lacking:
         raise UserError(f"task {entrypoint!r} has no method {' and no '.join(lacking)}")
     return task
+
+
+def _module_task(
+    entrypoint: str, network: Callable[..., nn.Module], options: Mapping[str, object]
+) -> ModuleTask:
+    read, arguments = module_options_of(options)
+    try:
+        signature(network).bind(**arguments)
+    except TypeError as error:
+        problem = f"{entrypoint!r} refuses its arguments {arguments}: {error}"
+        raise GivenError(("task.module",), problem) from error
+    return ModuleTask(network, read.loss, read.inputs, read.target, arguments)
 
 
 # --- size of a model, before memory is allocated ------------------------------------------------

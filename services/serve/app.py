@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from common.errors import UnavailableError, UserError
 from common.learning.errors import TaskError
+from common.learning.named_outputs import OUTPUT
 from services.serve import protocol
 
 if TYPE_CHECKING:
@@ -88,16 +89,17 @@ class ModelServer:
         version = self._model.version
         made = "" if version is None else str(version.made.version)
         self._check(request, made)
-        output = protocol.Described(
-            protocol.OUTPUT, "FP32", (-1, *self._model.forward.output_shape)
-        )
+        outputs = [
+            protocol.Described(name, "FP32", (-1, *shape))
+            for name, shape in (self._model.forward.outputs or {OUTPUT: (-1,)}).items()
+        ]
         return _answer(
             protocol.Metadata(
                 self._job,
                 [made] if made else [],
                 "pytorch",
                 self._inputs.described(),
-                [output],
+                outputs,
             )
         )
 
@@ -133,10 +135,12 @@ class ModelServer:
             raise HTTPException(503, str(error)) from error
         made = str(found.version.made.version)
         self._check(request, made)
-        outputs = found.outputs
-        output = protocol.Output(protocol.OUTPUT, "FP32", outputs.shape, outputs.ravel().tolist())
+        outputs = [
+            protocol.Output(output, "FP32", values.shape, values.ravel().tolist())
+            for output, values in found.outputs.items()
+        ]
         return _answer(
-            protocol.Response(self._job, made, [output], self._parameters(found.version), name)
+            protocol.Response(self._job, made, outputs, self._parameters(found.version), name)
         )
 
     def _check(self, request: Request, made: str | None = None) -> None:

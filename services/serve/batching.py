@@ -10,17 +10,18 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from common.data.fields import Columns, concatenate
 from common.errors import DollError, UnavailableError
-from services.serve.served_model import Predicted, ServedModel
 
 if TYPE_CHECKING:
     from common.telemetry.metrics.serve import ServeMetrics
     from common.telemetry.metrics.serving import Watchdog
+    from services.serve.served_model import Predicted, ServedModel
 
 ROWS = 256
 # Most waiting requests; further ones are refused.
@@ -155,7 +156,7 @@ class Batches:
             else:
                 _deliver_answers(batch, [error])
             return
-        self._metrics.batch_records.observe(len(found.outputs))
+        self._metrics.batch_records.observe(sum(each.rows for each in batch))
         answers = _split(found, batch)
         _deliver_answers(batch, answers)
         shadows: Sequence[Predicted | None] = [None] * len(batch)
@@ -166,8 +167,7 @@ class Batches:
                 # The shadow model has no version yet.
                 pass
             else:
-                difference = float(np.abs(found.outputs - shadow.outputs).mean())
-                self._metrics.shadow_difference.set(difference)
+                self._metrics.shadow_difference.set(_difference(found, shadow))
                 shadows = _split(shadow, batch)
         if self._note is not None:
             answered = zip(batch, answers, shadows, strict=True)
@@ -176,8 +176,18 @@ class Batches:
 
 def _split(found: Predicted, batch: Sequence[_Waiting]) -> list[Predicted]:
     """Return the answer of each request."""
-    ends = np.cumsum([each.rows for each in batch])[:-1]
-    return [Predicted(part, found.version) for part in np.split(found.outputs, ends)]
+    ends = [0, *accumulate(each.rows for each in batch)]
+    return [found.of(slice(*part)) for part in pairwise(ends)]
+
+
+def _difference(found: Predicted, shadow: Predicted) -> float:
+    """Return the mean absolute difference of the outputs that both models have; NaN if none."""
+    differences = [
+        np.abs(found.outputs[name] - shadow.outputs[name]).ravel()
+        for name in found.outputs.keys() & shadow.outputs.keys()
+        if found.outputs[name].shape == shadow.outputs[name].shape
+    ]
+    return float(np.concatenate(differences).mean()) if differences else float("nan")
 
 
 def _deliver_answers(batch: Sequence[_Waiting], answers: Sequence[Predicted | DollError]) -> None:

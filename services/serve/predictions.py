@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.errors import DeliveryError, OutsideError
+from common.learning.named_outputs import OUTPUT
 
 if TYPE_CHECKING:
     from common.kafka.port import Log
@@ -38,7 +39,7 @@ class PredictionWriter:
     def write(self, answered: Sequence[Answered]) -> None:
         """Write the answers of a batch, as far as Kafka accepts them."""
         for each in answered:
-            rows = len(each.answer.outputs)
+            rows = len(next(iter(each.answer.outputs.values())))
 
             def lost(_: DeliveryError, rows: int = rows) -> None:
                 self._metrics.not_written.inc(rows)
@@ -63,6 +64,9 @@ class PredictionWriter:
 
 
 def as_data(predicted: Predicted) -> dict[str, Any]:
-    """Return an answer with its version, as JSON data."""
+    """Return an answer with its version, as JSON data: a list, or lists by name if named."""
     epoch, version = predicted.version.made
-    return {"version": version, "epoch": epoch, "outputs": predicted.outputs.tolist()}
+    outputs: Any = {name: values.tolist() for name, values in predicted.outputs.items()}
+    if outputs.keys() == {OUTPUT}:
+        outputs = outputs[OUTPUT]
+    return {"version": version, "epoch": epoch, "outputs": outputs}

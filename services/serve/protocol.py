@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from common.kafka.schemas import JobSchemas
 
 RECORD = "record"
-OUTPUT = "output"
 _DATATYPES = {
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16)},
     **{f"int{bits}": f"INT{bits}" for bits in (32, 64)},

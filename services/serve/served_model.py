@@ -13,13 +13,14 @@ from common.errors import UnavailableError
 from common.learning.devices import resolve_device
 from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
+from common.learning.named_outputs import outputs_of, tensors_of
 from common.learning.outputs import check_outputs, guest
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, fit_base, task_of
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -45,8 +46,14 @@ class Version(NamedTuple):
 class Predicted(NamedTuple):
     """Predictions of a version for some records."""
 
-    outputs: npt.NDArray[np.float32]  # (n, ...)
+    # Arrays (n, ...) by name.
+    outputs: Mapping[str, npt.NDArray[np.float32]]
     version: Version
+
+    def of(self, rows: slice | int) -> Predicted:
+        """Return the predictions for some of the records, or, without an axis n, for one."""
+        outputs = {name: values[rows] for name, values in self.outputs.items()}
+        return Predicted(outputs, self.version)
 
 
 @dataclass(slots=True)
@@ -139,9 +146,14 @@ class ServedModel:
         with buffer.lock, torch.inference_mode(), guest(self._task):
             answered = self._task.forward(buffer.model.module, tensors)
             check_outputs(self._task, answered)
-            outputs: npt.NDArray[np.float32] = answered.to("cpu", torch.float32).numpy()
+            outputs: dict[str, npt.NDArray[np.float32]] = {
+                name: tensor.to("cpu", torch.float32).numpy()
+                for name, tensor in outputs_of(answered, count).items()
+                if name in (self.forward.outputs or (name,))
+            }
             version = buffer.version
-        if len(outputs) != count:
-            what = f"forward returned {len(outputs)} outputs for {count} records"
+        if not outputs:
+            rows = [len(each) for each in tensors_of(answered).values() if each.ndim]
+            what = f"forward returned {max(rows, default=0)} outputs for {count} records"
             raise WrongTaskError(self._task, "forward", what)
         return Predicted(outputs, version)

@@ -215,5 +215,4 @@ class TopicAnswerer:
                 return [{"error": str(error)}]
             rows = ({name: each[n : n + 1] for name, each in columns.items()} for n in range(count))
             return [answer for row in rows for answer in self._answers(row, 1)]
-        made = as_data(found)
-        return [{**made, "outputs": outputs} for outputs in made["outputs"]]
+        return [as_data(found.of(number)) for number in range(count)]

@@ -41,7 +41,8 @@ DETACHED = "tests.integration.bad_tasks:Detached"
 NAMES_LOSS = "tests.integration.bad_tasks:NamesLoss"
 NO_VALUES = "tests.integration.bad_tasks:NoValues"
 NORMALISED = "tests.integration.bad_tasks:Normalised"
-TASKS = (ENTRYPOINT, MENDED, AVERAGES, DETACHED, NAMES_LOSS, NO_VALUES, NORMALISED)
+LEVEL = "tests.integration.plain_module:Level"
+TASKS = (ENTRYPOINT, MENDED, AVERAGES, DETACHED, NAMES_LOSS, NO_VALUES, NORMALISED, LEVEL)
 RECORDS = 25_000
 MOST_QUARANTINED = 20
 
@@ -184,6 +185,17 @@ def test_metric_without_value_is_omitted_and_does_not_hold_the_job(
     some = [update for update in audit.updates if update.metrics]
     assert all(update.metrics == {"even": 1.0} for update in some)
     assert sum(update.samples_with("even") for update in some) == 200
+
+
+def test_torch_module_learns_from_each_record_once(cluster: Cluster) -> None:
+    # The gradient of an absolute error is -1 for each record, because all ids are above the level.
+    task = f'{{module: "{LEVEL}", loss: l1_loss, inputs: [id], target: id, start: -1000.0}}'
+    job = submitted(cluster, "level", task, 400)
+    await_condition(job.drained, "everything is trained")
+    audit = job.audit()
+    assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 400)
+    assert all(update.metrics.keys() == {"absolute_error"} for update in audit.updates)
+    assert job.weights(audit).tolist() == [-600.0]
 
 
 def test_single_record_waits_for_another_with_batch_norm(

@@ -7,8 +7,8 @@
     class Spend(doll.Task): ...                    # a task of your own
     print(doll.check_task(Spend(features=3), batch))
 
-The distribution `doll-client` has the client alone. `Task`, `check_task`, `JobSpec` and `load_job`
-need the distribution `doll`, too. `__init__.pyi` declares the types.
+The distribution `doll-client` has the client alone. `Task`, `ModuleTask`, `check_task`, `JobSpec`
+and `load_job` need the distribution `doll`, too. `__init__.pyi` declares the types.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _NAMES = {
     "common.jobs.job_file": "load_job",
     "common.jobs.spec": "JobSpec",
     "common.learning.errors": "NotFiniteError TaskError WrongTaskError",
+    "common.learning.module_task": "ModuleTask",
     "common.learning.task_check": "TaskCheck check_task",
     "common.learning.tasks": "Task",
     "doll.client": "Client",

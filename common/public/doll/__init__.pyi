@@ -4,6 +4,7 @@ from common.data.fields import Input
 from common.jobs.job_file import load_job
 from common.jobs.spec import JobSpec
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
+from common.learning.module_task import ModuleTask
 from common.learning.task_check import TaskCheck, check_task
 from common.learning.tasks import Task
 from doll.client import Client
@@ -27,6 +28,7 @@ __all__ = [
     "JobSpec",
     "Live",
     "Model",
+    "ModuleTask",
     "NotFiniteError",
     "NotFoundError",
     "OutsideError",

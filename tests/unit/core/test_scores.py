@@ -21,7 +21,9 @@ TASK = SparseLogistic(features=3, entries=1)
 
 
 def counted(logits: Array, labels: Array) -> Array:
-    found = count_scores(TASK, torch.from_numpy(logits), {"label": torch.from_numpy(labels)})
+    found = count_scores(
+        TASK, torch.from_numpy(logits), {"label": torch.from_numpy(labels)}, len(labels)
+    )
     assert found is not None
     counts: Array = found.numpy()
     return counts

@@ -375,7 +375,7 @@ def test_yaml_and_json_give_the_same_job() -> None:
             "job file: records.fields.label: must be a whole",
         ),
         ("task.name", "gan", "job file: task.name: must be one of image-classifier, logistic"),
-        ("task.name", None, "job file: task: must have either name or entrypoint"),
+        ("task.name", None, "job file: task: must have one of name, entrypoint and module"),
         ("optimizer.learning_rate", 0, "job file: optimizer.learning_rate: must be above 0"),
         (
             "optimizer.momentum",

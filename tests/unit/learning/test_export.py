@@ -16,6 +16,7 @@ from common.data.fields import Field
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import named_weights
 from common.learning.export import ABOUT, export
+from common.learning.module_task import ModuleTask
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model, make_task
 from tests.changes import marks_of
@@ -99,6 +100,40 @@ def test_export_with_weights_of_another_network_is_rejected(
     ):
         with pytest.raises(CorruptError, match="another network"):
             export(task, wrong, FIELDS, {}, tmp_path / "digits.pt2")
+
+
+class Several(nn.Module):
+    """Two outputs with a row for each record, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, a: Tensor) -> dict[str, Tensor]:
+        """Map (n, 2) to (n, 4), (n, 3) and (3,)."""
+        hidden = torch.tanh(self.first(a))
+        return {"hidden": hidden, "bias": self.last.bias, "logits": self.last(hidden)}
+
+
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=ONCE)])
+def test_exported_module_has_its_outputs_by_name(tmp_path: Path, suffix: str) -> None:
+    task = ModuleTask(Several, "cross_entropy", ("a",), "label")
+    module, path = build_model(task, 0).eval(), tmp_path / f"several{suffix}"
+    export(task, weights(module), (Field("a", "float32", (2,)), Field("label", "int64")), {}, path)
+    for count in (3, 1, 7):
+        rows = np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32)
+        with torch.inference_mode():
+            right = module(torch.from_numpy(rows))
+        if suffix == ".onnx":
+            session = onnxruntime.InferenceSession(path)
+            names = [each.name for each in session.get_outputs()]
+            found = dict(zip(names, session.run(names, {"a": rows}), strict=True))
+        else:
+            outputs = torch.export.load(path).module()(torch.from_numpy(rows))
+            found = {name: each.detach().numpy() for name, each in outputs.items()}
+        assert list(found) == ["hidden", "logits"]
+        for name, each in found.items():
+            assert_within_ulps(each, right[name].numpy(), 8)
 
 
 class Branching:

@@ -335,7 +335,7 @@ class Returning(Regression):
         (Returning(losses=lambda x: x.tolist()), "losses is an object of type list", "losses"),
         (Returning(losses=lambda _: None), "losses is None", "losses"),
         (
-            Returning(outputs=lambda x: (x, x)),
+            Returning(outputs=lambda x: x.tolist()),
             "forward returned an object",
             "forward",
         ),

@@ -42,6 +42,8 @@ def test_predicted_size_of_an_image_network_equals_that_of_its_layers(
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": []}),
         ("logistic-regression", {"features": 41, "classes": 2, "normalise": True}),
         ("tabular-mlp", {"features": 7, "classes": 3, "normalise": True}),
+        ("linear-regression", {"features": 7}),
+        ("linear-regression", {"features": 7, "normalise": True}),
         ("sparse-logistic", {"features": 1000, "entries": 39}),
         ("matrix-factorisation", {"users": 70, "items": 30, "rank": 5}),
         ("lda", {"words": 100, "entries": 9, "topics": 7, "documents": 50}),

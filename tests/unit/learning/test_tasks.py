@@ -27,7 +27,7 @@ LABEL = Field("label", "int64")
 @pytest.mark.parametrize(
     ("name", "options", "named"),
     [
-        ("images", {}, "image-classifier, logistic-regression, tabular-mlp, sparse-logistic"),
+        ("images", {}, "image-classifier, logistic-regression, tabular-mlp, linear-regr"),
         ("image-classifier", {}, "classes"),
         ("image-classifier", {"classes": 10, "depth": 3}, "depth.*channels"),
         ("image-classifier", {"classes": 10, "height": "28"}, "height"),
@@ -36,6 +36,10 @@ LABEL = Field("label", "int64")
         ("image-classifier", {"classes": 10, "height": 8, "network": "cnn-28"}, "cnn-small"),
         ("logistic-regression", {"classes": 2}, "features"),
         ("tabular-mlp", {"classes": 2, "features": 3, "hidden": [4, -1]}, "hidden"),
+        ("linear-regression", {"features": 3, "loss": "hinge"}, "hinge.*loss"),
+        ("linear-regression", {"features": 3, "loss": "huber", "delta": 0}, "delta"),
+        ("linear-regression", {"features": 3, "delta": 2}, "delta: requires `loss: huber`"),
+        ("linear-regression", {"features": 3, "classes": 2}, "its options are features, target"),
         ("sparse-logistic", {"entries": 39}, "features"),
         ("matrix-factorisation", {"users": 3, "items": 2, "regularisation": -1}, "regularisation"),
         ("lda", {"words": 9, "entries": 3, "topics": 2, "documents": 5, "alpha": 0}, "alpha"),
@@ -53,6 +57,7 @@ def test_names_of_the_built_in_tasks_are_exported() -> None:
         "image-classifier",
         "logistic-regression",
         "tabular-mlp",
+        "linear-regression",
         "sparse-logistic",
         "matrix-factorisation",
         "lda",

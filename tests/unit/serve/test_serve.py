@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from starlette.responses import Response
+from torch import Tensor, nn
 
 from common.api.keys import KeyStore
 from common.config.settings import Settings
@@ -102,12 +103,42 @@ group_size: 1
 optimizer: {name: sgd, learning_rate: 0.1}
 """
 )
+NETS = parse_job(
+    f"""
+name: nets
+streams: [nets]
+records:
+  codec: json
+  fields: {{x: {{dtype: float32, shape: [2]}}, label: {{dtype: int64}}}}
+task:
+  module: "{__name__}:Net"
+  loss: cross_entropy
+  inputs: [x]
+  target: label
+batch_size: 2
+group_size: 1
+optimizer: {{name: sgd, learning_rate: 0.1}}
+"""
+)
 IMAGES = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
+
+
+class Net(nn.Module):
+    """A torch module with several outputs, of which one belongs to no record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Map (n, 2) to hidden values, (n, 4), logits, (n, 3), and the bias, (3,)."""
+        hidden = torch.tanh(self.first(x))
+        return {"hidden": hidden, "logits": self.last(hidden), "bias": self.last.bias}
 
 
 def trained(spec: JobSpec, seed: int) -> bytes:
     """Return a trainer's snapshot with random weights."""
-    flat = FlatModel(build_model(task_of(spec, ()), seed))
+    flat = FlatModel(build_model(task_of(spec, (spec.task_name,)), seed))
     layout, count = layout_of(flat.module), flat.parameter_count
     return Trainer(flat.vector, count, optimizer_of(spec), spec.reduction, layout).snapshot()
 
@@ -825,6 +856,79 @@ def test_weights_replaced_under_load_never_mix_two_versions(world: World) -> Non
         right = weights[int(answer["model_version"])]
         assert_within_ulps(answer["outputs"][0]["data"], right, 8)
     assert found[-1]["model_version"] == "8"
+
+
+def named(rows: list[list[float]], seed: int) -> dict[str, Any]:
+    """Return the outputs of `Net` for these records, by name."""
+    module = build_model(task_of(NETS, (NETS.task_name,)), seed).eval()
+    with torch.inference_mode():
+        outputs = module(torch.tensor(rows))
+    return {name: outputs[name].numpy() for name in ("hidden", "logits")}
+
+
+ROWS = [[1.0, 2.0], [-0.5, 4.0], [3.0, 0.25]]
+
+
+def of_nets(rows: list[list[float]]) -> dict[str, Any]:
+    shape = [len(rows), 2]
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": rows}]}
+
+
+def test_named_outputs_are_in_responses_metadata_and_written_predictions(
+    made: list[World],
+) -> None:
+    own = Settings(blobs="s3://memory", tasks=(NETS.task_name,))
+    world = World(NETS, shadow_alias=1, predictions="predicted", settings=own)
+    made.append(world)
+    world.log.create_topics([NewTopic("predicted")])
+    epoch = world.lead(-1, GENESIS, 1, 2)
+    world.store(world.kept(epoch, ModelId(epoch, 1), 1, 2, 0.1))
+    world.publish(epoch, 2, seed=2)
+    world.look()
+    assert world.ask("/v2/models/nets").json()["outputs"] == [
+        {"name": "hidden", "datatype": "FP32", "shape": [-1, 4]},
+        {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
+    ]
+    # The requests are computed in one batch or two, and each gets the outputs of its records. A
+    # request of three records has as many rows as the bias.
+    bodies: list[object] = [of_nets(ROWS[:1]), of_nets(ROWS)]
+    for rows, response in zip(
+        (ROWS[:1], ROWS), world.runner.run(world.ask_all(bodies)), strict=True
+    ):
+        outputs, right = response.json()["outputs"], named(rows, 2)
+        assert [each["name"] for each in outputs] == ["hidden", "logits"]
+        for each in outputs:
+            assert each["shape"] == list(right[each["name"]].shape)
+            assert_within_ulps(each["data"], right[each["name"]].ravel(), 8)
+    world.close()
+    assert world.writer is not None
+    world.writer.close()
+    found = cast("list[tuple[int, Any]]", read_decoded(world.log, "predicted", json.loads))
+    answers = {len(answer["outputs"]["logits"]): answer for _, answer in found}
+    for part, seed in ((answers[3], 2), (answers[3]["shadow"], 1)):
+        for name, right in named(ROWS, seed).items():
+            assert_within_ulps(part["outputs"][name], right, 8)
+    sample = world.metrics.registry.get_sample_value
+    assert (sample("doll_shadow_difference") or 0.0) > 0
+
+
+def test_topic_answerer_names_the_outputs_of_each_record(made: list[World]) -> None:
+    own = Settings(blobs="s3://memory", tasks=(NETS.task_name,))
+    world = World(NETS, settings=own)
+    made.append(world)
+    world.publish(0, 1, seed=1)
+    world.look()
+    answerers = Answerers(world)
+    answerer = answerers.open("s1")
+    answerers.write(*({"x": row} for row in ROWS))
+    turned(answerer)
+    answers, right = answerers.answers(), named(ROWS, 1)
+    for number in range(len(ROWS)):
+        outputs = answers[f"asked[0]@{number}"]["outputs"]
+        assert outputs.keys() == right.keys()
+        for name, values in right.items():
+            assert_within_ulps(outputs[name], values[number], 8)
+    answerer.close()
 
 
 # --- from a topic to another ---------------------------------------------------------------------

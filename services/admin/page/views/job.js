@@ -215,7 +215,7 @@ function future(store) {
 function subtitle(job) {
   const spec = job.spec;
   const parts = [
-    spec.task.name ?? spec.task.entrypoint ?? "",
+    spec.task.name ?? spec.task.entrypoint ?? spec.task.module ?? "",
     spec.streams.length > 4 ? `${spec.streams.length} streams` : spec.streams.join(", "),
     `K = ${count(job.progress.synchrony.group_size)} batches of b = ${count(spec.batch_size)}`,
     `${spec.optimizer.name}, learning rate ${short(job.progress.learning_rate ?? spec.optimizer.learning_rate)}`,
