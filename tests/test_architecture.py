@@ -105,7 +105,7 @@ HOMES = {  # a client library has one home
     "requests": ("common/telemetry/otlp.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
-        "common/collectives/torch_group.py",
+        "common/collectives/",
         *("services/evaluator/", "services/serve/", "common/spot/experiments/learning.py"),
     ),
     "scipy": (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from common.core.messages import Vector
+    from torch import Tensor
 
 # Longest time between two pieces of a call, not for the complete call. NCCL reports no pieces, so
 # there it is the time for the call, in addition to the time that its bytes take. The death of a
@@ -36,12 +36,15 @@ class Peer(NamedTuple):
 class Group(Protocol):
     """One member's part in a group. All methods but `abort` are for one thread.
 
+    Vectors are contiguous tensors of one dimension, usually on the member's device. A group moves a
+    vector that is on another device than the group sends from, and copies the result back.
+
     Every member makes the same calls in the same order, and calls match by that order alone. A call
     returns once this member's part is done; others may still be working. A call that cannot be
-    completed raises `GroupError`. Its vectors then have undefined content, and the group cannot be
-    used any more. The member that raises leaves the group, so that others raise as well: those that
-    wait for it at once, the rest at their next call or after the timeout. A member that knows that
-    the group is broken notifies the others, so that they abort it.
+    completed raises `GroupError`. It may still write to its vectors afterwards, and the group
+    cannot be used any more. The member that raises leaves the group, so that others raise as well:
+    those that wait for it at once, the rest at their next call or after the timeout. A member that
+    knows that the group is broken notifies the others, so that they abort it.
     """
 
     def form(self) -> None:
@@ -52,18 +55,18 @@ class Group(Protocol):
                 aborted, or if its name was used before, since entries of dead members may remain.
         """
 
-    def all_reduce(self, vector: Vector) -> None:
+    def all_reduce(self, vector: Tensor) -> None:
         """Sum the vectors of all members in place. All members get the same bits.
 
         Args:
-            vector: (n,) float32, writable; n is the same for all members.
+            vector: (n,) float32; n is the same for all members.
 
         Raises:
             GroupError: If the call cannot be completed.
         """
 
     def exchange(
-        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
     ) -> None:
         """Send a part of a vector to each member, and receive a part from each.
 
@@ -77,7 +80,7 @@ class Group(Protocol):
             GroupError: If the call cannot be completed.
         """
 
-    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+    def gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
         """Send this member's part to all members, and receive the parts of the others in place.
 
         Args:
@@ -88,7 +91,7 @@ class Group(Protocol):
             GroupError: If the call cannot be completed.
         """
 
-    def copy(self, vectors: Sequence[Vector]) -> None:
+    def copy(self, vectors: Sequence[Tensor]) -> None:
         """Send rank 0's vectors to all others; return when every member has all of them.
 
         Usually both members use a separate group of two for a copy, so that their main group

@@ -17,8 +17,7 @@ makes up for the following limits of gloo, as measured with torch 2.13:
   process listens on a port for this purpose alone, and a member that raises tries the ports of the
   others.
 
-NCCL sums in the memory of GPUs, one per member. Vectors are copied to the GPU and back, because
-weights are stored and updated in main memory. This module makes up for these limits of NCCL:
+NCCL sums in the memory of GPUs, one per member. This module makes up for these limits of NCCL:
 
 - It may never notice a death, and its timeouts are not reliable. So each call runs in a separate
   thread, which is abandoned when nothing waits for it any more. If a call takes long, the ports of
@@ -48,7 +47,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError, ProcessGroupGloo, Work, is_nccl_available
@@ -59,9 +57,10 @@ from common.errors import GroupError, OutsideError, UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from torch import Tensor
+
     from common.collectives.port import Group
     from common.config.settings import Settings
-    from common.core.messages import Vector
     from common.redis.port import Rendezvous
 
 _REDIS_PORT = 6379
@@ -217,6 +216,9 @@ class TorchGroups:
 class _TorchGroup(ABC):
     """One member's part in a group. All methods but `abort` are for one thread."""
 
+    # Type of the device that sends and receives.
+    _device: str
+
     def __init__(
         self,
         host: str,
@@ -243,11 +245,6 @@ class _TorchGroup(ABC):
     @abstractmethod
     def _close(group: _ProcessGroup) -> None:
         """Close all connections of a group, even if another thread uses them."""
-
-    @staticmethod
-    @abstractmethod
-    def _tensor(vector: Vector) -> torch.Tensor:
-        """Return a vector as a tensor on the device that sends it."""
 
     @abstractmethod
     def _done(
@@ -290,26 +287,26 @@ class _TorchGroup(ABC):
                     self.abort()
                 raise self._error("connect", why, unreachable)
 
-    def all_reduce(self, vector: Vector) -> None:
+    def all_reduce(self, vector: Tensor) -> None:
         """See `Group`."""
-        tensor = self._tensor(vector)
+        tensor = self._here(vector)
         self._call("sum gradients", vector.nbytes, lambda group: [group.allreduce([tensor])])
         _bring(tensor, vector)
 
     def exchange(
-        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
     ) -> None:
         """See `Group`."""
-        into, of, lengths = self._tensor(incoming), self._tensor(outgoing), list(received)
+        into, of, lengths = self._here(incoming), self._here(outgoing), list(received)
         size = outgoing.nbytes + incoming.nbytes
         self._call(
             "exchange", size, lambda group: [group.alltoall_base(into, of, lengths, list(sent))]
         )
         _bring(into, incoming)
 
-    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+    def gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
         """See `Group`."""
-        tensor = self._tensor(vector)
+        tensor = self._here(vector)
         parts = torch.split(tensor, list(lengths))
         ranks = [rank for rank, length in enumerate(lengths) if length]
         self._call(
@@ -318,20 +315,24 @@ class _TorchGroup(ABC):
         )
         _bring(tensor, vector)
 
-    def copy(self, vectors: Sequence[Vector]) -> None:
+    def copy(self, vectors: Sequence[Tensor]) -> None:
         """See `Group`."""
         full = [vector for vector in vectors if len(vector)]
-        tensors = [self._tensor(vector) for vector in full]
+        tensors = [self._here(vector) for vector in full]
         size = sum(vector.nbytes for vector in full)
         self._call("copy", size, lambda group: [group.broadcast(each, 0) for each in tensors])
         for tensor, vector in zip(tensors, full, strict=True) if self._rank else ():
             _bring(tensor, vector)
         # Keeps rank 0 in the group until all members have read everything.
-        self.all_reduce(np.zeros(1, np.float32))
+        self.all_reduce(torch.zeros(1, device=self._device))
 
     def abort(self) -> None:
         """See `Group`."""
         self._leave()
+
+    def _here(self, vector: Tensor) -> Tensor:
+        """Return a vector, or its copy on the device that sends it."""
+        return vector if vector.device.type == self._device else vector.to(self._device)
 
     def _leave(self) -> threading.Thread | None:
         """Leave the group; return the thread that closes the connections, if there are any."""
@@ -429,6 +430,8 @@ class _TorchGroup(ABC):
 class GlooGroup(_TorchGroup):
     """Group of gloo, over TCP and in main memory."""
 
+    _device = "cpu"
+
     def _connected(self) -> _ProcessGroup:
         # Torch's stubs lack the options.
         kind: Any = ProcessGroupGloo
@@ -449,10 +452,6 @@ class GlooGroup(_TorchGroup):
                     receiving = group.recv([torch.empty(1)], other, _POISON_TAG)
                     receiving.wait(timedelta(milliseconds=1))
 
-    @staticmethod
-    def _tensor(vector: Vector) -> torch.Tensor:
-        return torch.from_numpy(vector)
-
     def _done(
         self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
     ) -> str:
@@ -468,6 +467,8 @@ class GlooGroup(_TorchGroup):
 
 class NcclGroup(_TorchGroup):
     """Group of NCCL, between GPUs, one per member."""
+
+    _device = _GPU
 
     def _connected(self) -> _ProcessGroup:
         from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 -- some wheels lack it
@@ -492,10 +493,6 @@ class NcclGroup(_TorchGroup):
     def _close(group: _ProcessGroup) -> None:
         # `abort` may wait for a call that is beginning, and `_gone` waits for this function.
         threading.Thread(target=group.abort, name="group-abort").start()
-
-    @staticmethod
-    def _tensor(vector: Vector) -> torch.Tensor:
-        return torch.from_numpy(vector).to(_GPU)
 
     def _done(
         self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
@@ -648,10 +645,10 @@ def _here(rank: int) -> str:
     return f"here/{rank}"
 
 
-def _bring(tensor: torch.Tensor, vector: Vector) -> None:
-    """Copy a tensor into a vector if the tensor is on another device, such as a GPU."""
-    if tensor.device.type != "cpu":
-        torch.from_numpy(vector).copy_(tensor)
+def _bring(sent: Tensor, vector: Tensor) -> None:
+    """Copy the result back into a vector that was sent from another device."""
+    if sent is not vector:
+        vector.copy_(sent)
 
 
 def _host(address: str) -> IPv4Address | IPv6Address | None:

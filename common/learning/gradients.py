@@ -153,7 +153,7 @@ class GradientComputer:
         self._cuts = 0
         self.largest_pass = 0
 
-    def load(self, weights: bytes | memoryview | Vector) -> None:
+    def load(self, weights: bytes | memoryview | Vector | Tensor) -> None:
         """Load a model's weights.
 
         Raises:

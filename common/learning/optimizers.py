@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+CPU = torch.device("cpu")
 OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"]
 # Reduction of a gradient summed over samples.
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -237,20 +238,26 @@ class FlatOptimizer:
         settings: The optimizer.
         sizes: Sizes of the model's T parameter tensors.
         place: Optional. Place of the part in the vector of all parameters. If unset, everything.
+        device: Device of the weights, the gradients and the state.
 
     Raises:
         UserError: If the learning rate or an option is invalid.
     """
 
     def __init__(
-        self, settings: OptimizerSettings, sizes: Sequence[int], place: slice | None = None
+        self,
+        settings: OptimizerSettings,
+        sizes: Sequence[int],
+        place: slice | None = None,
+        device: torch.device = CPU,
     ) -> None:
         edges = np.append(0, np.cumsum(sizes, dtype=np.int64))
         place = slice(0, int(edges[-1])) if place is None else place
         # Edges of the tensors in this part. Tensors outside are empty.
         self._edges = np.clip(edges, place.start, place.stop) - place.start
         self._names = STATE_NAMES[settings.kind]
-        whole = torch.nn.Parameter(torch.zeros(int(self._edges[-1])))
+        self._zeros = partial(torch.zeros, device=device)
+        whole = torch.nn.Parameter(self._zeros(int(self._edges[-1])))
         self._optimizer = make_optimizer(settings, whole)
         self._initial = tuple(self._optimizer.state.pop(whole, ()))
         tensors = settings.tensors or (TensorOptions(),) * len(sizes)
@@ -258,7 +265,7 @@ class FlatOptimizer:
         self._options = [*dict.fromkeys(tensors)]
         self._groups = np.array([self._options.index(each) for each in tensors])
         for _ in self._options[1:]:
-            self._optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(0))]})
+            self._optimizer.add_param_group({"params": [torch.nn.Parameter(self._zeros(0))]})
         for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
             if options.weight_decay is not None:
                 group["weight_decay"] = options.weight_decay
@@ -269,7 +276,7 @@ class FlatOptimizer:
         """Return the state before the first step, which is empty for most optimizers."""
         size = int(self._edges[-1])
         names = self._initial if size else ()
-        return {name: torch.zeros(() if name == "step" else size) for name in names}
+        return {name: self._zeros(() if name == "step" else size) for name in names}
 
     def step(
         self,
@@ -307,21 +314,22 @@ class FlatOptimizer:
         bits = np.frombuffer(reached.to_bytes(-(-count // 8), "little"), np.uint8)
         chosen = np.unpackbits(bits, count=count, bitorder="little").astype(bool)
         for name in self._names - state.keys():
-            state[name] = torch.zeros(() if name == "step" else len(weights))
-        steps = state.get("step", torch.zeros(())).expand(count).numpy().copy()
+            state[name] = self._zeros(() if name == "step" else len(weights))
+        # The number of steps of a tensor decides which tensors are alike, so it is read here.
+        steps = state.get("step", torch.zeros(())).cpu().expand(count).numpy().copy()
         arrays = {name: value for name, value in state.items() if name != "step"}
         runs = [list[_Run]() for _ in self._options]
         for start, stop, before, group in self._runs(chosen, steps):
             place = slice(start, stop)
             own = {name: value[place] for name, value in arrays.items()}
             if "step" in state:
-                own["step"] = torch.tensor(before)
+                own["step"] = torch.tensor(before, device=weights.device)
             runs[group].append(_Run(weights[place], gradient[place], own))
         self._step(runs)
         if "step" in state:
             steps += chosen
             same = bool((steps == steps[0]).all())
-            state["step"] = torch.tensor(steps[0]) if same else torch.from_numpy(steps)
+            state["step"] = torch.tensor(steps[0] if same else steps, device=weights.device)
 
     def _runs(
         self, chosen: npt.NDArray[np.bool_], steps: npt.NDArray[np.float32]
@@ -342,7 +350,7 @@ class FlatOptimizer:
     def _step(self, runs: Sequence[Sequence[_Run]]) -> None:
         """Step the runs of each group."""
         more = sum(map(len, runs)) - len(self._parameters)
-        self._parameters += [torch.nn.Parameter(torch.zeros(0)) for _ in range(more)]
+        self._parameters += [torch.nn.Parameter(self._zeros(0)) for _ in range(more)]
         spare = iter(self._parameters)
         for group, own in zip(self._optimizer.param_groups, runs, strict=True):
             group["params"] = []

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from common.core.messages import ALL_REACHED
-from common.core.vectors import SparseVector, write_to
+from common.core.vectors import SparseVector, squared_norm, write_to
 from common.errors import CorruptError, GivenError, OtherModelError, UserError
 from common.learning.base import OTHER_TASK, Base
 from common.learning.checkpoint import Layout, TensorSlice, difference
@@ -184,19 +184,23 @@ class FlatModel:
         if found := difference(layout, self.layout):
             raise OtherModelError(f"the stored model is not the task's: {found}; {OTHER_TASK}")
 
-    def load(self, weights: bytes | memoryview | Vector) -> None:
+    def load(self, weights: bytes | memoryview | Vector | Tensor) -> None:
         """Load parameters and buffers.
 
         Raises:
             CorruptError: If their length is not this model's.
         """
-        data = np.frombuffer(weights, np.uint8)
-        if data.nbytes != self.state.nbytes:
+        given: Tensor | npt.NDArray[np.uint8]
+        given = weights if isinstance(weights, torch.Tensor) else np.frombuffer(weights, np.uint8)
+        if given.nbytes != self.state.nbytes:
             raise CorruptError(
-                f"weights of {data.nbytes} bytes do not fit a model of {self.state.nbytes} bytes "
+                f"weights of {given.nbytes} bytes do not fit a model of {self.state.nbytes} bytes "
                 f"({self.parameter_count} parameters and {self.buffer_count} buffers, float32)"
             )
-        self._host.numpy()[:] = data.view(np.float32)
+        if isinstance(given, torch.Tensor):
+            self.state.copy_(given)
+            return
+        self._host.numpy()[:] = given.view(np.float32)
         if self._host is not self.state:
             self.state.copy_(self._host)
 
@@ -264,10 +268,11 @@ class FlatModel:
         values = self.gradient.numpy()[indices]
         return SparseVector(len(self.gradient), indices, values[:, None])
 
-    def give_back(self, gradient: Vector) -> None:
+    def give_back(self, gradient: Vector | Tensor) -> None:
         """Return the memory of a gradient that was read, for reuse. Any thread may call this."""
-        if self._host is self.state and GIVEN_AWAY <= len(gradient) == len(self.state):
-            self._spare[:] = [torch.from_numpy(gradient)]
+        memory = torch.as_tensor(gradient)
+        if memory.device == self.state.device and GIVEN_AWAY <= len(memory) == len(self.state):
+            self._spare[:] = [memory]
 
     @property
     def buffers(self) -> Tensor:
@@ -304,14 +309,25 @@ def has_batch_norm(module: nn.Module) -> bool:
     )
 
 
-def is_finite(vector: Vector) -> bool:
+def is_finite(vector: Vector | Tensor) -> bool:
     """Return True if all numbers of a vector are finite, in the time it takes to read them.
 
     If a number is not finite, neither is the sum. If only the sum overflows, all numbers are
-    checked.
+    checked. A tensor is checked on its device.
     """
-    total = torch.from_numpy(vector).sum().item()
-    return isfinite(total) or bool(np.isfinite(vector).all())
+    numbers = torch.as_tensor(vector)
+    return isfinite(numbers.sum().item()) or bool(numbers.isfinite().all())
+
+
+def square_of(vector: Tensor) -> float:
+    """Return the squared norm of a vector, which is finite if its numbers are.
+
+    Args:
+        vector: (n,) float32
+    """
+    if vector.device.type == "cpu":
+        return squared_norm(vector.numpy(), len(vector))
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64).square())
 
 
 def _rows(gradient: Tensor) -> Tensor:

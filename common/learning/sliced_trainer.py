@@ -13,7 +13,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
+import torch
 
 from common.core.messages import ALL_REACHED
 from common.errors import CorruptError, OtherModelError
@@ -30,12 +30,13 @@ from common.learning.checkpoint import (
     unnamed,
     unpack,
 )
-from common.learning.optimizers import Step
+from common.learning.optimizers import CPU, Step
 from common.learning.slices import Slice, cut, part_of
 from common.learning.trainer import REMEDY, unpacked
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
     from common.core.messages import Vector
     from common.learning.optimizers import OptimizerSettings, Reduction
@@ -52,12 +53,18 @@ class SlicedTrainer:
         layout: Optional. Layout of the weights. If unset, the weights belong to no module.
         base: Digest of the model's frozen tensors; see `Kind`.
         count: Number of slices.
+        device: Device of all numbers.
+
+    Attributes:
+        weights: (P + B,) float32 on the device. A commit replaces the tensor.
+        following: (P + B,) float32 on the device: the prepared weights.
+        places: Places of the slices in the weights.
 
     Raises:
         UserError: If the optimizer's settings are invalid.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- those of `Trainer`, and the number of slices
         self,
         weights: Vector,
         parameter_count: int,
@@ -67,12 +74,12 @@ class SlicedTrainer:
         base: str = "",
         *,
         count: int,
+        device: torch.device = CPU,
     ) -> None:
-        self._weights: Vector = np.array(weights, np.float32)
-        # The prepared weights.
-        self.following: Vector = np.empty_like(self._weights)
-        self.places = cut(len(self._weights), count)
-        buffers = len(self._weights) - parameter_count
+        self.weights = torch.tensor(weights, dtype=torch.float32, device=device)
+        self.following = torch.empty_like(self.weights)
+        self.places = cut(len(weights), count)
+        buffers = len(weights) - parameter_count
         layout = unnamed(parameter_count, buffers) if layout is None else layout
         self._kind = Kind(settings.kind, parameter_count, buffers, layout, base)
         self._settings = settings
@@ -81,13 +88,10 @@ class SlicedTrainer:
         self._held = {number: self._made(number) for number in range(count)}
 
     def _made(self, number: int) -> Slice:
-        return Slice(self.places[number], self._kind.sizes, self._settings, self._reduction)
+        parts = self.places[number], self._kind.sizes, self._settings, self._reduction
+        return Slice(*parts, self.weights.device)
 
-    def weights(self) -> memoryview:
-        """Return the weights' bytes without a copy. They change with the next commit."""
-        return self._weights.data.cast("B")
-
-    def square(self, totals: Mapping[int, Vector]) -> float:
+    def square(self, totals: Mapping[int, Tensor]) -> float:
         """Return |sum of gradients|^2 of some slices.
 
         Args:
@@ -97,7 +101,7 @@ class SlicedTrainer:
 
     def prepare(
         self,
-        totals: Mapping[int, Vector],
+        totals: Mapping[int, Tensor],
         samples: int,
         square: float,
         learning_rate: float | None = None,
@@ -123,12 +127,12 @@ class SlicedTrainer:
         norm = square**0.5 / (samples if self._reduction == "mean" else 1)
         for number, total in totals.items():
             place = self.places[number]
-            weights, following = self._weights[place], self.following[place]
+            weights, following = self.weights[place], self.following[place]
             self._held[number].prepare(weights, total, samples, step, following, norm)
 
     def commit(self, owned: Collection[int]) -> None:
         """Put the prepared step in force; drop the state of slices that were not owned in it."""
-        self._weights, self.following = self.following, self._weights
+        self.weights, self.following = self.following, self.weights
         self._held = {number: self._held[number] for number in owned}
         for each in self._held.values():
             each.commit()
@@ -138,10 +142,11 @@ class SlicedTrainer:
         tensors = {
             f"{number}.{name}": array for number in numbers for name, array in self._of(number)
         }
+        weights = self.weights.numpy(force=True)
         if whole:
-            tensors[WEIGHTS] = self._weights
+            tensors[WEIGHTS] = weights
         else:
-            tensors |= {f"{n}.{WEIGHTS}": self._weights[self.places[n]] for n in numbers}
+            tensors |= {f"{n}.{WEIGHTS}": weights[self.places[n]] for n in numbers}
         head = SlicesHead(self._kind, len(self.places), tuple(numbers))
         return pack(tensors, {SLICES: msgspec.json.encode(head).decode()})
 
@@ -150,7 +155,7 @@ class SlicedTrainer:
 
     def model(self) -> bytes:
         """Return the weights as a trainer's snapshot."""
-        return packed(self._kind, self._weights, {})
+        return packed(self._kind, self.weights.numpy(force=True), {})
 
     def restore(self, data: bytes, numbers: Collection[int]) -> None:
         """Load weights, and the optimizer's state of some slices. Nothing changes if this raises.
@@ -166,7 +171,7 @@ class SlicedTrainer:
         weights, states = self._read(data, numbers)
         if weights is None:
             raise CorruptError("it lacks the weights")
-        self._weights[:] = weights
+        self.weights.copy_(torch.from_numpy(weights))
         self._held = dict(starmap(self._restored, states.items()))
 
     def adopt(self, other: SlicedTrainer, numbers: Collection[int]) -> None:

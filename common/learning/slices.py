@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from common.core.vectors import squared_norm
-from common.learning.optimizers import FlatOptimizer, OptimizerSettings, Step
+from common.learning.optimizers import CPU, FlatOptimizer, OptimizerSettings, Step
+from common.learning.parameters import square_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
-    from common.core.messages import Vector
     from common.learning.optimizers import Reduction
 
 # Slices begin at multiples of this. Optimizers process whole cache lines, and may round a partial
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 BLOCK = 1024
 # The value of torch.nn.utils.clip_grad_norm_.
 _CLIP_EPS = 1e-6
-# 2^64 over the golden ratio. Odd, so that the multiplication loses no bit.
-_MIX = 0x9E3779B97F4A7C15
+# 2^64 over the golden ratio, as a signed number. Odd, so that the multiplication loses no bit.
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def cut(size: int, count: int) -> tuple[slice, ...]:
@@ -51,25 +50,26 @@ def lengths(slices: Sequence[slice], owners: Sequence[int], ranks: int) -> list[
     return found
 
 
-def digest(vector: Vector, start: int = 0) -> int:
+def digest(vector: Tensor, start: int = 0) -> int:
     """Return 64 bits that depend on the bits and the places of all numbers.
 
     It takes as long as reading the numbers. Another number, or a block in another place, gives
-    another digest, except with a chance of 2^-64. It does not protect against deliberate
-    collisions.
+    another digest, except with a chance of 2^-64. All devices give the same digest. It does not
+    protect against deliberate collisions.
 
     Args:
         vector: (n,) float32
         start: Place of the first number in the whole, a multiple of `BLOCK`. Digests of slices add
             up, modulo 2^64, to that of the whole.
     """
-    full = len(vector) // BLOCK * BLOCK
-    rest = np.zeros(BLOCK, np.float32)
-    rest[: len(vector) - full] = vector[full:]
-    words = vector[:full].view(np.uint64).reshape(-1, BLOCK // 2)
-    sums = np.append(words.sum(axis=1), rest.view(np.uint64).sum())
-    places = 2 * np.arange(start // BLOCK, start // BLOCK + len(sums), dtype=np.uint64) + 1
-    return int((sums * (places * np.uint64(_MIX))).sum())
+    blocks = len(vector) // BLOCK
+    full = vector[: blocks * BLOCK].reshape(blocks, BLOCK)
+    rest = vector.new_zeros(1, BLOCK)
+    rest[0, : len(vector) - full.numel()] = vector[full.numel() :]
+    sums = torch.cat([each.view(torch.int64).sum(1) for each in (full, rest)])
+    first = start // BLOCK
+    places = 2 * torch.arange(first, first + len(sums), device=vector.device) + 1
+    return int((sums * (places * _MIX)).sum()) % (1 << 64)
 
 
 def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, npt.NDArray[Any]]:
@@ -90,6 +90,7 @@ class Slice:
         sizes: Sizes of the model's parameter tensors, whose sum is P.
         settings: The optimizer.
         reduction: Reduction of an update's gradient over its samples.
+        device: Device of the weights, the sums and the optimizer's state.
 
     Raises:
         UserError: If the optimizer's settings are invalid.
@@ -101,41 +102,45 @@ class Slice:
         sizes: Sequence[int],
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
+        device: torch.device = CPU,
     ) -> None:
         self.place = place
         self._split = min(max(sum(sizes) - place.start, 0), place.stop - place.start)
         self._reduction = reduction
         self._clip_norm = settings.clip_norm
-        self._optimizer = FlatOptimizer(settings, sizes, place)
+        self._device = device
+        self._optimizer = FlatOptimizer(settings, sizes, place, device)
         self._state = self._optimizer.initial()
         # The state before the last commit, or the prepared state.
-        self._spare = dict[str, torch.Tensor]()
+        self._spare = dict[str, "Tensor"]()
 
     @property
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The optimizer's state, not copied. A commit replaces the arrays."""
-        return {name: value.numpy() for name, value in self._state.items()}
+        """The optimizer's state, copied only from a GPU. A commit replaces the arrays."""
+        return {name: value.numpy(force=True) for name, value in self._state.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Load an optimizer's state, which is copied."""
-        self._state = {name: torch.tensor(value) for name, value in state.items()}
+        self._state = {
+            name: torch.tensor(value, device=self._device) for name, value in state.items()
+        }
         self._spare = {}
 
-    def square(self, total: Vector) -> float:
+    def square(self, total: Tensor) -> float:
         """Return |sum of gradients|^2 of this slice. The slices' squares add up to the whole's.
 
         Args:
             total: (n,) float32 summed over the samples of the update.
         """
-        return squared_norm(total, self._split)
+        return square_of(total[: self._split])
 
     def prepare(
         self,
-        weights: Vector,
-        total: Vector,
+        weights: Tensor,
+        total: Tensor,
         samples: int,
         step: Step,
-        following: Vector,
+        following: Tensor,
         norm: float,
     ) -> None:
         """Prepare a step, which replaces an earlier prepared one.
@@ -152,7 +157,7 @@ class Slice:
         Raises:
             UserError: If the rate is not positive and finite.
         """
-        following[:] = weights
+        following.copy_(weights)
         following[self._split :] += total[self._split :] / samples
         if not self._split:
             return
@@ -165,8 +170,7 @@ class Slice:
         for name, value in self._state.items():
             same = name in spare and spare[name].shape == value.shape
             self._spare[name] = spare[name].copy_(value) if same else value.clone()
-        split = torch.from_numpy(following[: self._split])
-        self._optimizer.step(split, torch.from_numpy(gradient), self._spare, step)
+        self._optimizer.step(following[: self._split], gradient, self._spare, step)
 
     def commit(self) -> None:
         """Put the prepared step in force."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from common.learning.checkpoint import (
     unpack,
 )
 from common.learning.optimizers import (
+    CPU,
     STATE_NAMES,
     FlatOptimizer,
     OptimizerSettings,
@@ -31,11 +32,12 @@ from common.learning.optimizers import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from common.core.messages import Vector
     from common.learning.optimizers import Reduction
 
 
-EVERYWHERE = slice(None)
 # Remedy for a snapshot of another model.
 REMEDY = "restore the task's former code and options, or submit a new job"
 # Share of the vector above which scattered access is slower than using the whole vector.
@@ -75,11 +77,11 @@ class _Sum:
 
     def where(self) -> slice | npt.NDArray[np.integer[Any]]:
         """Return the indexes that may be nonzero. An index may occur several times."""
-        return EVERYWHERE if self.indices is None else np.concatenate(self.indices)
+        return slice(None) if self.indices is None else np.concatenate(self.indices)
 
 
 class Trainer:
-    """One sequence of weights, on the CPU.
+    """One sequence of weights, on one device.
 
     The paper steps by the sum over the samples of an update. Here the mean is the default, so that
     the learning rate does not depend on K and b. The two are equal if the rate is scaled by K b.
@@ -93,6 +95,7 @@ class Trainer:
         reduction: Reduction = "mean",
         layout: Layout | None = None,
         base: str = "",
+        device: torch.device = CPU,
     ) -> None:
         """Start from a model's weights, which are copied.
 
@@ -104,11 +107,14 @@ class Trainer:
             layout: Optional. Layout of the weights. Snapshots contain it, and only a trainer with
                 the same layout can restore them. If unset, the weights belong to no module.
             base: Digest of the model's frozen tensors; see `Kind`.
+            device: Device of the weights and the optimizer's state. The sums of rounds are in main
+                memory.
 
         Raises:
             UserError: If the optimizer's settings are invalid.
         """
-        self._weights: Vector = np.array(weights, np.float32)
+        # (P + B,) float32, changed in place.
+        self.vector = torch.tensor(weights, dtype=torch.float32, device=device)
         # Keyed by round.
         self._sums = dict[int, _Sum]()
         # Vectors of zeros, reused for sums.
@@ -116,12 +122,12 @@ class Trainer:
         self.parameter_count = parameter_count  # P
         self._settings = settings
         self._reduction = reduction
-        buffers = len(self._weights) - parameter_count
+        buffers = len(weights) - parameter_count
         layout = unnamed(parameter_count, buffers) if layout is None else layout
         self.kind = Kind(settings.kind, parameter_count, buffers, layout, base)
         self.digest = digest_of(layout, base)
-        self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
-        self._optimizer = FlatOptimizer(settings, self.kind.sizes)
+        self._parameter = torch.nn.Parameter(self.vector[:parameter_count])
+        self._optimizer = FlatOptimizer(settings, self.kind.sizes, device=device)
         self._state = self._optimizer.initial()
 
     def add(
@@ -141,8 +147,9 @@ class Trainer:
             reached: Parameter tensors that the gradient reached, see `reached_mask`.
         """
         if round_ not in self._sums:
+            spare = self._spare
             self._sums[round_] = _Sum(
-                self._spare.pop() if self._spare else np.zeros_like(self._weights)
+                spare.pop() if spare else np.zeros(len(self.vector), np.float32)
             )
         self._sums[round_].add(vector, samples, reached)
 
@@ -172,48 +179,57 @@ class Trainer:
         if round_ not in self._sums:
             raise ValueError("an update needs at least one sample")
         part = self._sums[round_]
-        where = part.where()
-        self.step(part.vector, part.samples, learning_rate, scale, where, part.reached)
+        if self._reduction == "mean":
+            part.vector[part.where()] /= part.samples
+        total = torch.from_numpy(part.vector).to(self.vector.device)
+        self._move(total, part.samples, Step(self._rate(learning_rate), scale, part.reached))
         self.discard(round_)
 
     def step(
         self,
-        total: Vector,
+        total: Tensor,
         samples: int,
         learning_rate: float | None = None,
         scale: float = 1.0,
-        where: slice | npt.NDArray[np.integer[Any]] = EVERYWHERE,
         reached: int = ALL_REACHED,
     ) -> None:
         """Make one update from a sum that was computed elsewhere.
 
         Args:
-            total: (P + B,) float32, as in `GradientSum`; finite. Overwritten.
+            total: (P + B,) float32 on the device, as in `GradientSum`; finite. Overwritten.
             samples: Number of samples in the sum.
             learning_rate: Optional. Rate of this update. If unset, the rate of the optimizer's
                 settings.
             scale: Factor of that rate.
-            where: Indexes of `total` that may be nonzero.
             reached: Parameter tensors that the gradients reached, see `reached_mask`.
 
         Raises:
             UserError: If the rate is not positive and finite.
         """
-        rate = self._settings.learning_rate if learning_rate is None else learning_rate
-        moved = total[self.parameter_count :] / samples
         if self._reduction == "mean":
-            total[where] /= samples
-        gradient = torch.from_numpy(total[: self.parameter_count])
+            total /= samples
+        self._move(total, samples, Step(self._rate(learning_rate), scale, reached))
+
+    def _rate(self, learning_rate: float | None) -> float:
+        return self._settings.learning_rate if learning_rate is None else learning_rate
+
+    def _move(self, total: Tensor, samples: int, step: Step) -> None:
+        """Make one update from a sum, which is a mean already if the reduction is "mean"."""
+        gradient, moved = total[: self.parameter_count], total[self.parameter_count :]
+        if self._reduction == "sum":
+            moved = moved / samples
         if self._settings.clip_norm is not None:
             self._parameter.grad = gradient
             torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
-        weights = self._parameter.data
-        self._optimizer.step(weights, gradient, self._state, Step(rate, scale, reached))
-        self._weights[self.parameter_count :] += moved
+        self._optimizer.step(self._parameter.data, gradient, self._state, step)
+        self.vector[self.parameter_count :] += moved
 
     def weights(self) -> memoryview:
-        """Return the weights' bytes without a copy. They change with the next update."""
-        return self._weights.data.cast("B")
+        """Return the weights' bytes. The CPU's are not copied, and change with the next update."""
+        return self._numbers().data.cast("B")
+
+    def _numbers(self) -> Vector:
+        return cast("Vector", self.vector.numpy(force=True))
 
     def snapshot(self, *, optimizer: bool = True) -> bytes:
         """Copy weights and optimizer state, without the sums of rounds.
@@ -222,7 +238,8 @@ class Trainer:
             optimizer: True to include the optimizer's state, which further training needs.
         """
         state = self._state if optimizer else {}
-        return packed(self.kind, self._weights, {n: value.numpy() for n, value in state.items()})
+        arrays = {name: value.numpy(force=True) for name, value in state.items()}
+        return packed(self.kind, self._numbers(), arrays)
 
     def restore(self, data: bytes) -> None:
         """Continue from a snapshot, bit for bit. If this raises, nothing has changed.
@@ -234,8 +251,9 @@ class Trainer:
         held = unpacked(data)
         if misfit := held.kind.misfit(self.kind):
             raise OtherModelError(f"{misfit}: {REMEDY}")
-        self._weights[:] = held.weights
-        loaded = {name: torch.from_numpy(value) for name, value in held.state.items()}
+        self.vector.copy_(torch.from_numpy(held.weights))
+        device = self.vector.device
+        loaded = {name: torch.from_numpy(value).to(device) for name, value in held.state.items()}
         self._state = self._optimizer.initial() | loaded
         for round_ in tuple(self._sums):
             self.discard(round_)

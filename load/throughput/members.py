@@ -57,9 +57,9 @@ class _Process:
         rendezvous = open_boards(settings).rendezvous("load")
         self._groups = TorchGroups(advertised(settings), rendezvous)
         self._made: dict[str, Group] = {}
-        self._gradient = np.full(weights, 1e-3, np.float32)
-        self._sum = np.empty_like(self._gradient)
-        self._trainer = Trainer(self._gradient, weights, _ADAM)
+        self._gradient = torch.full((weights,), 1e-3)
+        self._sum = torch.empty_like(self._gradient)
+        self._trainer = Trainer(self._gradient.numpy(), weights, _ADAM)
 
     def address(self) -> str:
         """Return the address at which other members reach this one."""
@@ -83,7 +83,7 @@ class _Process:
 
     def copy(self, name: str, vectors: int) -> float:
         """Form a group of two and copy this many vectors. Returns the duration."""
-        state = [self._gradient.copy() for _ in range(vectors)]
+        state = [self._gradient.clone() for _ in range(vectors)]
         began = time.perf_counter()
         group = self._made[name]
         group.form()
@@ -96,7 +96,7 @@ class _Process:
             self._made[name].abort()
 
     def _update(self, group: Group) -> None:
-        self._sum[:] = self._gradient
+        self._sum.copy_(self._gradient)
         group.all_reduce(self._sum)
         if not is_finite(self._sum):
             raise AssertionError("gradients of 1e-3 have a sum")

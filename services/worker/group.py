@@ -19,6 +19,7 @@ from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from msgspec import UNSET
 
 from common.collectives.port import Peer
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from msgspec import UnsetType
+    from torch import Tensor
 
     from common.collectives.port import Group, Groups
     from common.core.members.replica import ReplicaCommand
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
         Tier,
         TriggerId,
         UpdateTrigger,
-        Vector,
         WorkerId,
     )
     from common.core.order_queue import Compute
@@ -134,7 +135,7 @@ class GroupLoop:
         # The state whose version the replica tracks.
         self._held: HeldWeights | None = None
         # Gradients and their samples.
-        self._vectors = dict[_Key, tuple["Vector", int]]()
+        self._vectors = dict[_Key, tuple["Tensor", int]]()
         self._formed: Formed | None = None
         # Number of copies that other members are taking.
         self._giving = 0
@@ -245,7 +246,7 @@ class GroupLoop:
         held = replica.held
         if self._loaded != held:
             started = perf_counter()
-            self._compute.computer.load(self._held.weights())
+            self._compute.computer.load(self._held.weights)
             self._loaded = held
             took_s = self._compute.times.add("fetch", started)
             self._shell.measures.stage_s.labels("fetch").observe(took_s)
@@ -272,7 +273,8 @@ class GroupLoop:
                 held = self._held
                 if reply is ready and held is not None:
                     key = found.batches, compute.local_rate
-                    part = self._vectors[key] = dense(found.vector), found.samples
+                    part = torch.from_numpy(dense(found.vector)), found.samples
+                    self._vectors[key] = part
                     # Runs while other members still compute.
                     self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._shell.push(reply, compute.reply_to)
@@ -408,7 +410,7 @@ class GroupLoop:
         if stays:
             held.settle()
 
-    def _add_own(self, held: HeldWeights, key: _Key, part: tuple[Vector, int]) -> None:
+    def _add_own(self, held: HeldWeights, key: _Key, part: tuple[Tensor, int]) -> None:
         """Add a gradient unless its version was replaced.
 
         The vector stays valid meanwhile: it is released only when a result is applied.
@@ -513,12 +515,12 @@ class GroupLoop:
     def _receive(self, pair: Group) -> tuple[bytes, int]:
         """Receive the state of the other member, and the member that made its version 0."""
         pair.form()
-        head = np.zeros(2, np.int64)
-        pair.copy([head.view(np.float32)])
+        head = torch.zeros(2, dtype=torch.int64)
+        pair.copy([head.view(torch.float32)])
         length, origin = head.tolist()
-        data = np.empty(-(-length // 4), np.float32)
+        data = torch.empty(-(-length // 4))
         pair.copy([data])
-        return data.tobytes()[:length], origin
+        return data.numpy().tobytes()[:length], origin
 
     def _offer(self, offer: OfferState, orders: GroupOrders) -> None:
         if self._held is None:
@@ -529,12 +531,12 @@ class GroupLoop:
         self._aside(partial(self._give, pair, data, origin))
 
     def _give(self, pair: Group, data: bytes, origin: int) -> None:
-        payload = np.zeros(-(-len(data) // 4), np.float32)
-        payload.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        payload = torch.zeros(-(-len(data) // 4))
+        payload.numpy().view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         # The copying member reports the failure and gets new orders.
         with suppress(GroupError):
             pair.form()
-            pair.copy([np.array([len(data), origin], np.int64).view(np.float32)])
+            pair.copy([torch.tensor([len(data), origin]).view(torch.float32)])
             pair.copy([payload])
         with self._changed:
             self._giving -= 1

@@ -11,30 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isclose, isfinite
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
+import torch
 from msgspec import UNSET
 
 from common.core.messages import reached_mask
-from common.core.vectors import squared_norm
 from common.errors import GroupError
 from common.learning.errors import NotFiniteError
-from common.learning.parameters import is_finite
+from common.learning.parameters import is_finite, square_of
 from common.learning.slices import digest, lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from msgspec import UnsetType
+    from torch import Tensor
 
     from common.collectives.port import Group
-    from common.core.messages import Member, Membership, Reduce, Slices, Vector
+    from common.core.messages import Member, Membership, Reduce, Slices
     from common.learning.sliced_trainer import SlicedTrainer
     from common.learning.trainer import Trainer
 
 # Gradients and their samples.
-Gradients: TypeAlias = Sequence[tuple["Vector", int]]
+Gradients: TypeAlias = Sequence[tuple["Tensor", int]]
 HeldWeights: TypeAlias = "HeldWhole | HeldSlices"
 
 
@@ -59,19 +60,19 @@ class _OwnSum:
     """This member's part of the sum, added up as soon as gradients are computed.
 
     Args:
-        out: (P + B,) float32, sum over the samples.
+        out: (P + B,) float32 on the member's device, sum over the samples.
     """
 
-    def __init__(self, out: Vector) -> None:
+    def __init__(self, out: Tensor) -> None:
         self._out = out
-        self._added = list[tuple["Vector", int]]()
+        self._added = list[tuple["Tensor", int]]()
 
-    def add(self, vector: Vector, samples: int) -> None:
+    def add(self, vector: Tensor, samples: int) -> None:
         """Add a gradient."""
         if self._added:
             self._out += vector
         else:
-            self._out[:] = vector
+            self._out.copy_(vector)
         self._added.append((vector, samples))
 
     def take(self, wanted: Gradients) -> int:
@@ -83,14 +84,14 @@ class _OwnSum:
             for part in wanted:
                 self.add(*part)
         if not wanted:
-            self._out[:] = 0
+            self._out.zero_()
         # Other members' gradients are added to the sum from now on.
         self._added.clear()
         return sum(samples for _, samples in wanted)
 
 
 def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed) -> None:
-    if not np.isclose(samples, reduce.samples, rtol=1e-5) or members != len(formed.members):
+    if not isclose(samples, reduce.samples, rel_tol=1e-5) or members != len(formed.members):
         raise GroupError(
             f"the sum contains {samples:g} samples of {members:g} members, expected"
             f" {reduce.samples} of {len(formed.members)}"
@@ -102,24 +103,28 @@ class HeldWhole:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        # (P + B + 2,) float32, sum of gradients, samples and members
-        self._sum = np.empty(len(trainer.weights()) // 4 + 2, np.float32)
-        self._own = _OwnSum(self._sum[:-2])
+        self._make_sum()
         # Digest of the weights; None until it is needed.
         self._digest: int | None = None
         # The attempt whose result `_sum` is.
         self._reduce: Reduce | None = None
 
-    def weights(self) -> memoryview:
-        """Return the weights' bytes without copying them."""
-        return self._trainer.weights()
+    def _make_sum(self) -> None:
+        # (P + B + 2,) float32 on the member's device, sum of gradients, samples and members
+        self._sum = self._trainer.vector.new_empty(len(self._trainer.vector) + 2)
+        self._own = _OwnSum(self._sum[:-2])
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights on the member's device, not copied."""
+        return self._trainer.vector
 
     @property
     def is_pending(self) -> bool:
         """True if `_sum` is a result that was not applied."""
         return self._reduce is not None
 
-    def add_own(self, vector: Vector, samples: int) -> None:
+    def add_own(self, vector: Tensor, samples: int) -> None:
         """Add a gradient before members enter."""
         self._own.add(vector, samples)
 
@@ -131,9 +136,14 @@ class HeldWhole:
         """
         self._reduce = None
         counts = self._sum[-2:]
-        counts[:] = self._own.take(mine), 1
+        counts.copy_(torch.tensor((self._own.take(mine), 1)))
         if len(formed.members) > 1:
-            formed.group.all_reduce(self._sum)
+            try:
+                formed.group.all_reduce(self._sum)
+            except GroupError:
+                # A broken call may still write into the vector.
+                self._make_sum()
+                raise
         samples, members = counts.tolist()
         _check_samples(samples, members, reduce, formed)
 
@@ -152,7 +162,7 @@ class HeldWhole:
         found = (digest(total) ^ weights) >> 1
         if not reduce.measured:
             return found, UNSET
-        return found, squared_norm(total, self._trainer.parameter_count)
+        return found, square_of(total[: self._trainer.parameter_count])
 
     def apply(self) -> None:
         """Take the step."""
@@ -171,7 +181,7 @@ class HeldWhole:
 
     def _digested(self) -> int:
         if self._digest is None:
-            self._digest = digest(np.frombuffer(self._trainer.weights(), np.float32))
+            self._digest = digest(self._trainer.vector)
         return self._digest
 
     def snapshot(self, slices: Slices) -> bytes:  # noqa: ARG002 -- everything
@@ -198,8 +208,8 @@ class HeldSlices:
 
     def __init__(self, trainer: SlicedTrainer) -> None:
         self._trainer = trainer
-        # (P + B,) float32, sum of this member's gradients
-        self._sum: Vector = np.empty_like(trainer.following)
+        # (P + B,) float32 on the member's device, sum of this member's gradients
+        self._sum = torch.empty_like(trainer.following)
         self._own = _OwnSum(self._sum)
         # Slices that the pending result prepared.
         self._owned: tuple[int, ...] = ()
@@ -208,16 +218,17 @@ class HeldSlices:
         # True if there is a pending result.
         self._pending = False
 
-    def weights(self) -> memoryview:
-        """Return the weights' bytes without copying them."""
-        return self._trainer.weights()
+    @property
+    def weights(self) -> Tensor:
+        """Weights on the member's device, not copied."""
+        return self._trainer.weights
 
     @property
     def is_pending(self) -> bool:
         """True if the next weights are prepared and not committed."""
         return self._pending
 
-    def add_own(self, vector: Vector, samples: int) -> None:
+    def add_own(self, vector: Tensor, samples: int) -> None:
         """Add a gradient before members enter."""
         self._own.add(vector, samples)
 
@@ -235,14 +246,15 @@ class HeldSlices:
         firsts = [ranks[0] for ranks in owners]
         totals = self._at_first_owners(formed, firsts)
         # Rows by rank: samples, 1 if a sum is not finite, and the squared norm of its slices' sums.
-        facts = np.zeros((len(formed.members), 3))
+        facts = torch.zeros(len(formed.members), 3, dtype=torch.float64)
         finite = all(map(is_finite, totals.values()))
-        facts[rank] = samples, not finite, trainer.square(totals)
+        own = samples, not finite, trainer.square(totals)
+        facts[rank] = torch.tensor(own, dtype=torch.float64)
         totals |= self._at_other_owners(formed, owners, totals)
-        self._gather(formed, facts.view(np.float32).reshape(-1), [6] * len(facts))
-        _check_samples(facts[:, 0].sum(), len(facts), reduce, formed)
+        self._gather(formed, facts.view(-1).view(torch.float32), [6] * len(facts))
+        _check_samples(float(facts[:, 0].sum()), len(facts), reduce, formed)
         self._square = float(facts[:, 2].sum())
-        if facts[:, 1].any() or not np.isfinite(self._square):
+        if facts[:, 1].any() or not isfinite(self._square):
             raise NotFiniteError("the gradient", None)
         self._owned = tuple(sorted(totals))
         rates = reduce.learning_rate, reduce.scale
@@ -253,24 +265,24 @@ class HeldSlices:
     def _exchange(
         self,
         formed: Formed,
-        vectors: Mapping[int, Vector] | Callable[[int], Vector],
+        vectors: Mapping[int, Tensor] | Callable[[int], Tensor],
         sent: Sequence[Collection[int]],
         received: Sequence[Collection[int]],
-    ) -> list[dict[int, Vector]]:
+    ) -> list[dict[int, Tensor]]:
         """Send some slices to each rank, and return the received slices by rank."""
         of = vectors if callable(vectors) else vectors.__getitem__
         places = self._trainer.places
         parts = [of(number) for numbers in sent for number in numbers]
-        outgoing = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        outgoing = torch.cat(parts) if parts else self._sum.new_empty(0)
         sizes = [
             [sum(places[n].stop - places[n].start for n in numbers) for numbers in each]
             for each in (sent, received)
         ]
-        incoming: Vector = outgoing
+        incoming = outgoing
         if len(formed.members) > 1:
-            incoming = np.empty(sum(sizes[1]), np.float32)
+            incoming = self._sum.new_empty(sum(sizes[1]))
             formed.group.exchange(outgoing, sizes[0], incoming, sizes[1])
-        found, start = list[dict[int, "Vector"]](), 0
+        found, start = list[dict[int, "Tensor"]](), 0
         for numbers in received:
             found.append({})
             for number in numbers:
@@ -278,14 +290,14 @@ class HeldSlices:
                 found[-1][number], start = incoming[start:end], end
         return found
 
-    def _at_first_owners(self, formed: Formed, firsts: Sequence[int]) -> dict[int, Vector]:
+    def _at_first_owners(self, formed: Formed, firsts: Sequence[int]) -> dict[int, Tensor]:
         """Return the sums of the slices whose first owner is this member."""
         ranks = range(len(formed.members))
         sent = [[n for n, first in enumerate(firsts) if first == rank] for rank in ranks]
         places = self._trainer.places
         own = sent[formed.rank]
         parts = self._exchange(formed, lambda n: self._sum[places[n]], sent, [own for _ in ranks])
-        totals = {number: parts[0][number].copy() for number in own}
+        totals = {number: parts[0][number].clone() for number in own}
         # The order of ranks is fixed, so that sums have the same bits.
         for part in parts[1:]:
             for number in own:
@@ -293,8 +305,8 @@ class HeldSlices:
         return totals
 
     def _at_other_owners(
-        self, formed: Formed, owners: Sequence[Sequence[int]], totals: Mapping[int, Vector]
-    ) -> dict[int, Vector]:
+        self, formed: Formed, owners: Sequence[Sequence[int]], totals: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
         """Return the sums of the slices that this member owns without being their first owner."""
         if all(len(ranks) == 1 for ranks in owners):
             return {}
@@ -305,9 +317,9 @@ class HeldSlices:
             for rank in ranks
         ]
         parts = self._exchange(formed, totals, sent, received)
-        return {number: total.copy() for part in parts for number, total in part.items()}
+        return {number: total.clone() for part in parts for number, total in part.items()}
 
-    def _gather(self, formed: Formed, vector: Vector, sizes: Sequence[int]) -> None:
+    def _gather(self, formed: Formed, vector: Tensor, sizes: Sequence[int]) -> None:
         if len(formed.members) > 1:
             formed.group.gather(vector, sizes)
 
@@ -315,13 +327,14 @@ class HeldSlices:
         """Send the next weights of each slice from its first owner to all members."""
         following, places = self._trainer.following, self._trainer.places
         order = sorted(range(len(places)), key=lambda n: (firsts[n], n))
-        arranged = np.concatenate([following[places[n]] for n in order])
+        arranged = torch.cat([following[places[n]] for n in order])
         self._gather(formed, arranged, lengths(places, firsts, len(formed.members)))
         start = 0
         for number in order:
             place = places[number]
             end = start + place.stop - place.start
-            following[place], start = arranged[start:end], end
+            following[place].copy_(arranged[start:end])
+            start = end
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
         """Return the digest of the next weights (equal on all machines), and the squared norm."""

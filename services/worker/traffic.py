@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from common.core.messages import Traffic, Vector
+from common.core.messages import Traffic
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from common.collectives.port import Group, Groups, Peer
     from common.telemetry.metrics.worker import WorkerMetrics
 
@@ -57,28 +59,28 @@ class CountedGroup:
         self._count = count
         self.form, self.abort = group.form, group.abort
 
-    def all_reduce(self, vector: Vector) -> None:
+    def all_reduce(self, vector: Tensor) -> None:
         """Sum the vectors of all members in place. Each part goes round twice."""
         self._group.all_reduce(vector)
         each = 2 * vector.nbytes * (self._members - 1) // self._members
         self._count.moved(each, each)
 
     def exchange(
-        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
     ) -> None:
         """Send a part of a vector to each member, and receive one from each."""
         self._group.exchange(outgoing, sent, incoming, received)
         away, here = sum(sent) - sent[self._rank], sum(received) - received[self._rank]
         self._count.moved(away * outgoing.itemsize, here * incoming.itemsize)
 
-    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
+    def gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
         """Give every member the parts of all, in place. Each member passes on all parts but one."""
         self._group.gather(vector, lengths)
         following = (self._rank + 1) % self._members
         size, total = vector.itemsize, sum(lengths)
         self._count.moved((total - lengths[following]) * size, (total - lengths[self._rank]) * size)
 
-    def copy(self, vectors: Sequence[Vector]) -> None:
+    def copy(self, vectors: Sequence[Tensor]) -> None:
         """Send rank 0's vectors to all others, and return once all members have them."""
         self._group.copy(vectors)
         size = sum(vector.nbytes for vector in vectors)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
+from math import nan
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import torch
 
 from common.collectives.port import Group
 from common.errors import GroupError
@@ -22,16 +24,25 @@ from common.redis.boards import RedisBoards
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from torch import Tensor
+
     from common.collectives.port import Groups, Peer
     from common.core.messages import Vector
     from common.redis.port import Rendezvous
 
 
 class Member:
-    """One member, and the groups that it is in."""
+    """One member, and the groups that it is in.
 
-    def __init__(self, groups: Groups, link: Lossy | None = None) -> None:
+    Args:
+        groups: Makes the groups.
+        link: Optional. Loses entries of some members.
+        device: Device of the vectors.
+    """
+
+    def __init__(self, groups: Groups, link: Lossy | None = None, device: str = "cpu") -> None:
         self._groups = groups
+        self._tensor = partial(torch.tensor, dtype=torch.float32, device=device)
         self._link = link
         self._formed = dict[str, Group]()
 
@@ -53,29 +64,30 @@ class Member:
 
     def all_reduce(self, name: str, numbers: Sequence[float]) -> Vector:
         """Add numbers up."""
-        vector = np.array(numbers, np.float32)
+        vector = self._tensor(numbers)
         self._formed[name].all_reduce(vector)
-        return vector
+        return _found(vector)
 
     def exchange(
         self, name: str, numbers: Sequence[float], sent: Sequence[int], received: Sequence[int]
     ) -> Vector:
         """Exchange parts."""
-        incoming = np.full(sum(received), np.nan, np.float32)
-        self._formed[name].exchange(np.array(numbers, np.float32), sent, incoming, received)
-        return incoming
+        incoming = self._tensor([nan] * sum(received))
+        self._formed[name].exchange(self._tensor(numbers), sent, incoming, received)
+        return _found(incoming)
 
     def gather(self, name: str, numbers: Sequence[float], lengths: Sequence[int]) -> Vector:
         """Gather parts."""
-        vector = np.array(numbers, np.float32)
+        vector = self._tensor(numbers)
         self._formed[name].gather(vector, lengths)
-        return vector
+        return _found(vector)
 
     def copy(self, name: str, *numbers: Sequence[float]) -> list[Vector]:
         """Copy from rank 0."""
-        vectors = [np.array(each, np.float32) for each in numbers]
+        # The bytes of a copy are in main memory.
+        vectors = [torch.tensor(each) for each in numbers]
         self._formed[name].copy(vectors)
-        return vectors
+        return [_found(each) for each in vectors]
 
     def abort(self, name: str) -> None:
         """Leave a group."""
@@ -105,11 +117,17 @@ def _rank(key: str) -> int | None:
     return int(last) if last.isdigit() else None
 
 
+def _found(vector: Tensor) -> Vector:
+    found: Vector = vector.numpy(force=True)
+    return found
+
+
 def _serve(socket: str, redis: str, transport: str) -> None:
-    from common.collectives.torch_group import TorchGroups  # noqa: PLC0415 -- memory needs no torch
+    from common.collectives.torch_group import TorchGroups  # noqa: PLC0415 -- memory needs no gloo
 
     link = Lossy(RedisBoards(redis).rendezvous("job"))
-    member = Member(TorchGroups("127.0.0.1", link, transport), link)
+    device = "cuda" if transport == "nccl" else "cpu"
+    member = Member(TorchGroups("127.0.0.1", link, transport), link, device)
     with Listener(socket, backlog=16) as listener:
         # The socket's own file appears a moment too early.
         Path(socket + ".ready").touch()

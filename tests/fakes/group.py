@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
+import torch
 
 from common.collectives.port import TIMEOUT_S, Peer
 from common.errors import GroupError
 
 if TYPE_CHECKING:
-    from common.core.messages import Vector
+    from torch import Tensor
 
-_Parts: TypeAlias = "Sequence[Vector]"
+_Parts: TypeAlias = "Sequence[Tensor]"
 
 
 @dataclass
@@ -113,24 +113,26 @@ class MemoryGroup:
             meeting.joined.add(self._rank)
             self._await(lambda: len(meeting.joined) == len(self._members))
 
-    def all_reduce(self, vector: Vector) -> None:
-        vector[:] = np.sum([part for [part] in self._met([vector.copy()])], axis=0)
+    def all_reduce(self, vector: Tensor) -> None:
+        first, *others = [part for [part] in self._met([vector.clone()])]
+        vector.copy_(first)
+        for part in others:
+            vector += part
 
     def exchange(
-        self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
     ) -> None:
-        parts = self._met(np.split(outgoing.copy(), np.cumsum(sent)[:-1]))
-        for into, theirs in zip(np.split(incoming, np.cumsum(received)[:-1]), parts, strict=True):
-            into[:] = theirs[self._rank]
+        parts = self._met(torch.split(outgoing.clone(), [*sent]))
+        for into, theirs in zip(torch.split(incoming, [*received]), parts, strict=True):
+            into.copy_(theirs[self._rank])
 
-    def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
-        ends = np.cumsum(lengths)[:-1]
-        own = np.split(vector, ends)[self._rank].copy()
-        vector[:] = np.concatenate([part for [part] in self._met([own])])
+    def gather(self, vector: Tensor, lengths: Sequence[int]) -> None:
+        own = torch.split(vector, [*lengths])[self._rank].clone()
+        vector.copy_(torch.cat([part for [part] in self._met([own])]))
 
-    def copy(self, vectors: Sequence[Vector]) -> None:
+    def copy(self, vectors: Sequence[Tensor]) -> None:
         for vector, sent in zip(vectors, self._met(vectors)[0], strict=True):
-            vector[:] = sent
+            vector.copy_(sent)
         self._met([])
 
     def abort(self) -> None:

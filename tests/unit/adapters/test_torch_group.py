@@ -6,7 +6,6 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -111,7 +110,7 @@ def test_leaving_a_group_does_not_wait_for_closing_connections() -> None:
     assert not leaving.is_alive()
     SlowToClose.may_close.set()
     with pytest.raises(GroupError):
-        b.all_reduce(np.zeros(1, np.float32))
+        b.all_reduce(torch.zeros(1))
     for groups in both:
         groups.close()
 

@@ -105,7 +105,7 @@ def test_groups_step_as_those_of_torch_with_the_schedule_of_their_own_rates(
         drawn = np.random.default_rng(step).normal(size=len(parts[0])).astype(np.float32)
         whole.add(0, drawn, 2)
         whole.apply(0, None, scale)
-        totals = {n: drawn[place].copy() for n, place in enumerate(slices.places)}
+        totals = {n: torch.tensor(drawn[place]) for n, place in enumerate(slices.places)}
         slices.prepare(totals, 2, 0.0, None, scale)
         slices.commit(range(3))
         for key, gradient in cut(drawn / np.float32(2)).items():

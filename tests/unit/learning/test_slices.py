@@ -71,32 +71,34 @@ def test_step_over_slices_equals_the_whole_step_bit_for_bit(
     weights = drawn(parameters + buffers, 0)
     whole = Trainer(weights, parameters, settings, reduction)
     slices = [Slice(place, [parameters], settings, reduction) for place in cut(len(weights), count)]
+    current = torch.from_numpy(weights)
 
     for update in range(3):
         total = drawn(len(weights), update + 1)
         whole.add(update, total, SAMPLES)
         whole.apply(update, RATE / (update + 1))
-        following = np.empty_like(weights)
+        following = torch.empty_like(current)
         for each in slices:
             place = each.place
             # A failed attempt changes nothing.
             for _ in range(2):
                 rate = RATE / (update + 1)
                 each.prepare(
-                    weights[place], total[place].copy(), SAMPLES, Step(rate), following[place], 0.0
+                    *(current[place], torch.tensor(total[place]), SAMPLES, Step(rate)),
+                    *(following[place], 0.0),
                 )
             each.commit()
-        weights = following
-        assert weights.tobytes() == whole.weights()
+        current = following
+        assert torch.equal(current, whole.vector)
 
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
     settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
-    weights, total = drawn(size, 0), drawn(size, 1)
+    weights, total = torch.tensor(drawn(size, 0)), torch.tensor(drawn(size, 1))
     one = Slice(slice(0, size), [size], settings)
-    following = np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, Step(RATE), following, 0.0)
+    following = torch.empty_like(weights)
+    one.prepare(weights, total.clone(), SAMPLES, Step(RATE), following, 0.0)
     one.commit()
     slices = [Slice(place, [size], settings) for place in cut(size, 2)]
     for each in slices:
@@ -106,13 +108,13 @@ def test_slice_resumes_from_its_part_of_the_state(name: OptimizerName) -> None:
     }
 
     weights = following
-    after, expected = np.empty_like(weights), np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, Step(RATE), expected, 0.0)
+    after, expected = torch.empty_like(weights), torch.empty_like(weights)
+    one.prepare(weights, total.clone(), SAMPLES, Step(RATE), expected, 0.0)
     for each in slices:
         place = each.place
-        each.prepare(weights[place], total[place].copy(), SAMPLES, Step(RATE), after[place], 0.0)
+        each.prepare(weights[place], total[place].clone(), SAMPLES, Step(RATE), after[place], 0.0)
 
-    assert after.tobytes() == expected.tobytes()
+    assert torch.equal(after, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -130,43 +132,59 @@ def test_gradient_of_slices_is_clipped_by_the_norm_of_all(
     whole.add(0, total, SAMPLES)
     whole.apply(0)
     slices = [Slice(place, [parameters], settings, reduction) for place in cut(size, 2)]
-    parts = [total[each.place].copy() for each in slices]
+    parts = [torch.tensor(total[each.place]) for each in slices]
 
     square = sum(each.square(part) for each, part in zip(slices, parts, strict=True))
     found = square**0.5 / scale
-    following = np.empty_like(weights)
+    following = torch.empty(size)
     for each, part in zip(slices, parts, strict=True):
-        place = each.place
-        each.prepare(weights[place], part, SAMPLES, Step(RATE), following[place], found)
+        before = torch.from_numpy(weights[each.place])
+        each.prepare(before, part, SAMPLES, Step(RATE), following[each.place], found)
 
     # Slices add up the norm's squares in another order. So the factor, the clipped gradient, the
     # step and the weight may each round differently.
     assert_within_ulps(found, norm, 1)
     expected = np.frombuffer(whole.weights(), np.float32)
-    assert_within_ulps(following, expected, 4, scale=np.maximum(abs(weights), abs(expected)))
+    assert_within_ulps(
+        following.numpy(), expected, 4, scale=np.maximum(abs(weights), abs(expected))
+    )
     if share > 1:
-        assert following.tobytes() == whole.weights()
+        assert torch.equal(following, whole.vector)
 
 
 @given(size=st.integers(0, 5 * BLOCK), count=st.integers(1, 4), seed=st.integers(0, 9))
 def test_digests_of_slices_add_up_to_the_whole_digest(size: int, count: int, seed: int) -> None:
-    vector = drawn(size, seed)
+    vector = torch.tensor(drawn(size, seed))
 
     parts = [digest(vector[place], place.start) for place in cut(size, count)]
 
     assert sum(parts) % 2**64 == digest(vector)
 
 
+@given(size=st.integers(0, 5 * BLOCK), blocks=st.integers(0, 2**40), seed=st.integers(0, 9))
+def test_digest_is_the_sum_of_block_sums_times_odd_weights(
+    size: int, blocks: int, seed: int
+) -> None:
+    vector = drawn(size, seed)
+    words = np.pad(vector, (0, -size % BLOCK)).view(np.uint64).reshape(-1, BLOCK // 2)
+    sums = [sum(block) for block in words.tolist()]
+    weights = [(2 * (blocks + n) + 1) * 0x9E3779B97F4A7C15 for n in range(len(sums))]
+
+    found = digest(torch.from_numpy(vector), blocks * BLOCK)
+
+    assert found == sum(a * b for a, b in zip(sums, weights, strict=True)) % 2**64
+
+
 @given(data=st.data())
 def test_digest_reveals_a_torn_copy(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 4 * BLOCK))
-    before, after = drawn(size, 1), drawn(size, 2)
-    torn = after.copy()
+    before, after = torch.tensor(drawn(size, 1)), torch.tensor(drawn(size, 2))
+    torn = after.clone()
     torn[data.draw(st.integers(0, size - 1)) :] = before[-1:]
 
-    assert digest(after) == digest(after.copy())
+    assert digest(after) == digest(after.clone())
     assert digest(torn) != digest(after)
-    swapped = np.concatenate([after[BLOCK : 2 * BLOCK], after[:BLOCK], after[2 * BLOCK :]])
+    swapped = torch.cat([after[BLOCK : 2 * BLOCK], after[:BLOCK], after[2 * BLOCK :]])
     assert (digest(swapped) == digest(after)) == (size <= BLOCK)
     after[0] = -after[0]
     assert digest(torn) != digest(after)

@@ -198,7 +198,7 @@ class Chain:
         self.trainer.apply(ROUND)
         # A prepared step that is not committed changes nothing.
         for _ in range(2):
-            sums = {n: total[place].copy() for n, place in enumerate(self.slices.places)}
+            sums = {n: torch.tensor(total[place]) for n, place in enumerate(self.slices.places)}
             self.slices.prepare(sums, SAMPLES * len(batches), 0.0, reached=mask)
         self.slices.commit(range(2))
         return mask
@@ -210,8 +210,8 @@ class Chain:
 
     def synchronise(self) -> None:
         """Start the next update of the plain loop and of the slices from the trainer's weights."""
-        self.slices.following[:] = np.frombuffer(self.trainer.weights(), np.float32)
-        weights = named_weights(self.layout, self.slices.following.copy())
+        self.slices.following.copy_(self.trainer.vector)
+        weights = named_weights(self.layout, self.slices.following.numpy().copy())
         for name, parameter in self.plain.network.named_parameters():
             parameter.data = torch.from_numpy(weights[name])
 
@@ -290,7 +290,7 @@ def test_snapshot_with_unequal_steps_continues_bit_for_bit(name: OptimizerName) 
         for each in (subject, heir):
             each.add(ROUND, drawn[number], 3, mask)
             each.apply(ROUND)
-        totals = {n: drawn[number][place].copy() for n, place in enumerate(slices.places)}
+        totals = {n: torch.tensor(drawn[number][place]) for n, place in enumerate(slices.places)}
         slices.prepare(totals, 3, 0.0, reached=mask)
         slices.commit((0, 1))
     assert heir.snapshot() == subject.snapshot()

@@ -59,7 +59,7 @@ from tests.unit.services.replicas import until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from common.core.messages import Reply, Vector
+    from common.core.messages import Reply
 
 _Reply = TypeVar("_Reply", bound="Reply")
 
@@ -79,9 +79,9 @@ class _Watched(HeldWhole):
         )
         self.added = list[list[int]]()
 
-    def add_own(self, vector: Vector, samples: int) -> None:
+    def add_own(self, vector: torch.Tensor, samples: int) -> None:
         super().add_own(vector, samples)
-        self.added.append(np.flatnonzero(vector).tolist())
+        self.added.append(vector.nonzero().flatten().tolist())
 
 
 class _Leader:
@@ -227,6 +227,6 @@ def test_gradient_is_added_at_once_unless_a_result_is_pending() -> None:
         leader.await_reply(Reduced)
         leader.post(orders(ModelId(3, 2)))
         until(lambda: not held.is_pending, "the update is applied")
-        weights = np.frombuffer(held.weights(), np.float32)
+        weights = held.weights.numpy()
     assert weights[:RECORDS].tolist() == [-1, -1, 0, 0, -1, -1]
     assert not weights[RECORDS:].any()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from msgspec import UNSET, structs
 
 from common.collectives.port import Peer
@@ -29,7 +30,7 @@ from common.learning.trainer import Trainer
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
 from services.worker.held_weights import Formed, HeldSlices, HeldWhole
-from tests.fakes.group import MemoryNetwork
+from tests.fakes.group import MemoryGroup, MemoryNetwork
 from tests.ulps import assert_within_ulps
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Vector
     from common.learning.optimizers import Reduction
+    from services.worker.held_weights import Gradients
 
 PARAMETERS, BUFFERS, COUNT = 5 * BLOCK - 7, 30, 4
 NUMBERS = PARAMETERS + BUFFERS
@@ -45,6 +47,11 @@ ADAM = OptimizerSettings("adam", 0.01, clip_norm=0.5)
 
 def drawn(seed: int) -> Vector:
     return np.random.default_rng(seed).normal(size=NUMBERS).astype(np.float32)
+
+
+def part(vector: Vector, samples: int) -> tuple[torch.Tensor, int]:
+    """Return a gradient as a member has it on its device."""
+    return torch.from_numpy(vector), samples
 
 
 def numbers() -> SlicedTrainer:
@@ -75,7 +82,7 @@ class _Members:
                 group.form()
             formed = Formed((1, self._updates), membership, rank, group)
             held = self.held[rank]
-            held.add_up(formed, reduce, [(gradients[rank], 4)])
+            held.add_up(formed, reduce, [part(gradients[rank], 4)])
             found, square = held.result(reduce)
             total = np.sum(gradients, axis=0)
             assert isinstance(square, float)
@@ -100,7 +107,8 @@ def alone(updates: Iterable[Sequence[Vector]]) -> Trainer:
 
 
 def weights(held: HeldSlices | Trainer) -> Vector:
-    return np.frombuffer(held.weights(), np.float32)
+    found: Vector = held.weights.numpy() if isinstance(held, HeldSlices) else held.vector.numpy()
+    return found
 
 
 def test_slice_owners_compute_the_weights_of_a_single_process() -> None:
@@ -174,8 +182,8 @@ def test_step_from_a_sum_equals_a_single_trainer_step_bit_for_bit(
     formed = Formed((1, 1), Membership(1, members), 0, group)
     digests = set[int]()
     for number in range(1, 4):
-        parts = [(drawn(10 * number), 3), (drawn(10 * number + 1), 5)]
-        kept = [vector.copy() for vector, _ in parts]
+        parts = [part(drawn(10 * number), 3), part(drawn(10 * number + 1), 5)]
+        kept = [vector.clone() for vector, _ in parts]
         reduce = Reduce(AttemptId(1, 1, number), (), 8, learning_rate=0.1 * number, measured=True)
         # The attempt after a failed one has the same result.
         for _ in range(2):
@@ -185,12 +193,12 @@ def test_step_from_a_sum_equals_a_single_trainer_step_bit_for_bit(
         held.settle()
         digests.add(found)
         for vector, samples in parts:
-            alone.add(0, vector, samples)
+            alone.add(0, vector.numpy(), samples)
         assert square == alone.square(0)
         alone.apply(0, 0.1 * number)
-        assert bytes(held.weights()) == bytes(alone.weights())
+        assert torch.equal(held.weights, alone.vector)
         assert held.snapshot(UNSET) == alone.snapshot()
-        assert all(np.array_equal(vector, k) for (vector, _), k in zip(parts, kept, strict=True))
+        assert all(torch.equal(vector, k) for (vector, _), k in zip(parts, kept, strict=True))
     assert len(digests) == 3
 
 
@@ -218,7 +226,7 @@ def test_adam_state_moves_from_board_to_replicas_and_back_bit_for_bit() -> None:
         formed, held = Formed((1, 1), Membership(1, named), rank, group), members[rank]
         for number, gradients in enumerate(updates[2:4]):
             reduce = Reduce(AttemptId(1, 1, number), (), 8)
-            held.add_up(formed, reduce, [(gradients[rank], 4)])
+            held.add_up(formed, reduce, [part(gradients[rank], 4)])
             digests.append(held.result(reduce)[0])
             held.apply()
             held.settle()
@@ -240,9 +248,8 @@ def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:
     held = HeldWhole(Trainer(drawn(0), PARAMETERS, ADAM))
     group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
     formed = Formed((1, 1), Membership(1, (Member(WorkerId("w"), 1),)), 0, group)
-    reduce, large = Reduce(AttemptId(1, 1, 1), (), 8), np.full(NUMBERS, 3e38, np.float32)
-    with np.errstate(over="ignore"):
-        held.add_up(formed, reduce, [(large, 4), (large, 4)])
+    reduce, large = Reduce(AttemptId(1, 1, 1), (), 8), torch.full((NUMBERS,), 3e38)
+    held.add_up(formed, reduce, [(large, 4), (large, 4)])
     with pytest.raises(NotFiniteError):
         held.result(reduce)
     with pytest.raises(AssertionError, match="belongs to an attempt"):
@@ -265,13 +272,13 @@ def sliced() -> HeldSlices:
     return HeldSlices(numbers())
 
 
-def updated(held: HeldSlices | HeldWhole, number: int, mine: Sequence[tuple[Vector, int]]) -> bytes:
+def updated(held: HeldSlices | HeldWhole, number: int, mine: Gradients) -> bytes:
     """Return weights and results after an update of a group of one."""
     formed, reduce = of_one(number)
     held.add_up(formed, reduce, mine)
     found = held.result(reduce)
     held.apply()
-    return bytes(held.weights()) + repr(found).encode()
+    return held.weights.numpy().tobytes() + repr(found).encode()
 
 
 def test_members_leave_tensors_that_no_gradient_reached_as_they_are() -> None:
@@ -293,7 +300,7 @@ def test_members_leave_tensors_that_no_gradient_reached_as_they_are() -> None:
         for held in members:
             formed, reduce = of_one(number)
             reduce = structs.replace(reduce, reached=reached_bits(mask))
-            held.add_up(formed, reduce, [(drawn(number), 8)])
+            held.add_up(formed, reduce, [part(drawn(number), 8)])
             held.result(reduce)
             held.apply()
     assert members[0].snapshot(UNSET) == alone.snapshot()
@@ -316,7 +323,7 @@ def test_members_leave_tensors_that_no_gradient_reached_as_they_are() -> None:
 def test_update_contains_only_its_named_gradients_whatever_was_added_before(
     make: Callable[[], HeldSlices | HeldWhole], early: str, wanted: str
 ) -> None:
-    parts = {name: (drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
+    parts = {name: part(drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
     mine = [parts[name] for name in wanted]
     plain, held = make(), make()
     # No part of the first update is left in the second.
@@ -330,12 +337,12 @@ def test_update_contains_only_its_named_gradients_whatever_was_added_before(
 def test_gradient_in_reused_memory_is_not_mistaken_for_the_previous_one(
     make: Callable[[], HeldSlices | HeldWhole],
 ) -> None:
-    plain, held, memory = make(), make(), drawn(1)
+    plain, held, memory = make(), make(), torch.from_numpy(drawn(1))
     held.add_own(memory[:], 8)
-    memory[:] = drawn(2)
+    memory[:] = torch.from_numpy(drawn(2))
     # The first gradient's memory was released, and has another gradient now.
     another = memory[:]
-    assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [(drawn(2), 8)])
+    assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [part(drawn(2), 8)])
 
 
 @pytest.mark.parametrize("make", [whole, sliced])
@@ -352,18 +359,18 @@ def test_member_without_gradients_adds_nothing_from_before(
     def enter(rank: int) -> bytes:
         group, held = groups[rank].group("1", peers, rank), make()
         group.form()
-        held.add_own(drawn(1 + rank), 8)
-        mine = [] if rank else [(drawn(1), 8)]
+        held.add_own(*part(drawn(1 + rank), 8))
+        mine = [] if rank else [part(drawn(1), 8)]
         held.add_up(Formed((1, 1), membership, rank, group), reduce, mine)
         held.result(reduce)
         held.apply()
-        return bytes(held.weights())
+        return held.weights.numpy().tobytes()
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(enter, range(2))
     plain = make()
-    updated(plain, 1, [(drawn(1), 8)])
-    assert one == other == bytes(plain.weights())
+    updated(plain, 1, [part(drawn(1), 8)])
+    assert one == other == plain.weights.numpy().tobytes()
 
 
 @pytest.mark.parametrize("make", [whole, sliced])
@@ -374,7 +381,7 @@ def test_result_is_pending_until_it_is_applied_or_another_attempt_begins(
     # pending   ······  ██████  ··············  ······  ██████  ·····
     held = make()
     formed, reduce = of_one(1)
-    mine = [(drawn(1), 8)]
+    mine = [part(drawn(1), 8)]
     held.add_own(*mine[0])
     assert not held.is_pending
     held.add_up(formed, reduce, mine)
@@ -391,8 +398,32 @@ def test_result_is_pending_until_it_is_applied_or_another_attempt_begins(
     assert not held.is_pending
 
 
+class _Broken(MemoryGroup):
+    """A group whose sum fails, and is written to afterwards."""
+
+    def all_reduce(self, vector: torch.Tensor) -> None:
+        self.summed = vector
+        raise GroupError("broken")
+
+
+def test_sum_of_a_broken_call_is_not_used_again() -> None:
+    held, plain, mine = whole(), whole(), [part(drawn(1), 4)]
+    network = MemoryNetwork()
+    peers, members = [Peer("w", "a"), Peer("v", "b")], [Member(WorkerId(n), 1) for n in "wv"]
+    broken = _Broken(network, "1", peers, 0, 1.0)
+    formed = Formed((1, 1), Membership(1, tuple(members)), 0, broken)
+    with pytest.raises(GroupError, match="broken"):
+        held.add_up(formed, of_one(1)[1], mine)
+    held.add_own(*mine[0])
+    broken.summed.fill_(7)
+    reduce = structs.replace(of_one(2)[1], samples=4)
+    for each in (held, plain):
+        each.add_up(of_one(2)[0], reduce, mine)
+    assert held.result(reduce) == plain.result(reduce)
+
+
 def test_digest_covers_the_current_weights_whether_or_not_they_were_read_before() -> None:
-    looked, plain, mine = whole(), whole(), [(drawn(1), 8)]
+    looked, plain, mine = whole(), whole(), [part(drawn(1), 8)]
     looked.settle()
     for number in (1, 2):
         assert updated(looked, number, mine) == updated(plain, number, mine)

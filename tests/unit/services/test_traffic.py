@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+import torch
 
 from common.collectives.port import Peer
 from common.errors import GroupError
@@ -48,21 +48,21 @@ class Members:
 
 
 def _sum(group: Group, rank: int) -> None:  # noqa: ARG001
-    group.all_reduce(np.ones(12, np.float32))
+    group.all_reduce(torch.ones(12))
 
 
 def _exchange(group: Group, rank: int) -> None:
-    outgoing = np.ones(3 * LENGTHS[rank], np.float32)
-    incoming = np.empty(sum(LENGTHS), np.float32)
+    outgoing = torch.ones(3 * LENGTHS[rank])
+    incoming = torch.empty(sum(LENGTHS))
     group.exchange(outgoing, [LENGTHS[rank]] * 3, incoming, LENGTHS)
 
 
 def _gather(group: Group, rank: int) -> None:  # noqa: ARG001
-    group.gather(np.ones(sum(LENGTHS), np.float32), LENGTHS)
+    group.gather(torch.ones(sum(LENGTHS)), LENGTHS)
 
 
 def _copy(group: Group, rank: int) -> None:  # noqa: ARG001
-    group.copy([np.ones(5, np.float32), np.ones(1, np.float32)])
+    group.copy([torch.ones(5), torch.ones(1)])
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ def test_single_member_or_failed_collective_counts_no_bytes() -> None:
     two.all(lambda group, _: group.form())
     two.groups[1].abort()
     with pytest.raises(GroupError):
-        two.groups[0].all_reduce(np.ones(12, np.float32))
+        two.groups[0].all_reduce(torch.ones(12))
     assert [count.traffic.total for count in (*alone.counts, *two.counts)] == [0, 0, 0]
