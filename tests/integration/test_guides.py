@@ -6,14 +6,18 @@ commands that they show, are changed. Tests in tests/unit/cli check each command
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
 from itertools import chain, cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from common.config.settings import Settings
 from common.data.digits import load_digits
@@ -42,7 +46,6 @@ from tests.integration.guides import DOCS, blocks, commands, programs, what_goes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from _pytest.mark.structures import ParameterSet
 
@@ -51,9 +54,11 @@ pytest_plugins = ["tests.forked_doll"]
 # Records of each stream. The commands end before all of them are trained.
 RECORDS = 15_000
 LONG_S = 180.0
+VERY_LONG_S = 400.0
 # Guides whose commands need no server.
 ALONE = ("howto/choosing.md",)
 WITH_SERVERS = ("start/your-task.md",)  # the reader starts the services
+WITH_TRANSFORMERS = ("howto/finetuning.md",)  # several processes import peft for 20 s each
 WITH_CONTAINERS = ("start/compose.md",)  # tested in test_compose.py
 # The reader has a running stack. The guides of a line share it, in this order.
 WITH_A_STACK = (
@@ -150,6 +155,34 @@ def test_commands_that_start_services_answer_as_the_guide_says(
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize("guides", [case(guide) for guide in WITH_TRANSFORMERS])
+@pytest.mark.timeout(2 * VERY_LONG_S)
+def test_fine_tuning_guide_trains_and_stores_adapters_and_head_only(
+    guides: tuple[str, ...],
+    workdir: Path,
+    reader: dict[str, str],
+    stack: EmbeddedStack,
+    doll_program: Path,
+) -> None:
+    wrong = what_goes_wrong(guides, workdir, reader, VERY_LONG_S, reader["DOLL_API_PORT"])
+    assert not wrong, wrong
+    # Two layers with adapters of rank 8 at query and value, and a head for two classes.
+    trained = 2 * 2 * 2 * 8 * 64 + 2 * 64 + 2
+    adapter = load_file(workdir / "adapter" / "adapter_model.safetensors")
+    assert sum(each.size for each in adapter.values()) == trained
+    # A checkpoint has the weights and both moments of adamw. The frozen tensors alone are larger.
+    blobs = Path(stack.settings.blobs.removeprefix("file://"))
+    checkpoints = [path.stat().st_size for path in blobs.rglob("trainer.safetensors")]
+    assert 4 * trained < max(checkpoints) < 4 * 3 * trained + 16_384
+    command = [str(doll_program), "audit", "reviews", "--json"]
+    audit = subprocess.run(command, env=reader, stdout=subprocess.PIPE, check=True)  # noqa: S603 -- our own command line
+    found = json.loads(audit.stdout)
+    assert found["whole"]
+    losses = [each["loss"] for each in found["versions"]]
+    assert sum(losses[:5]) / 5 > 0.6
+    assert sum(losses[-5:]) / 5 < 0.2
+
+
 @pytest.mark.usefixtures("services")
 @pytest.mark.parametrize("guides", [case(*guides) for guides in WITH_A_STACK])
 def test_commands_on_a_running_stack_answer_as_the_guide_says(
@@ -165,7 +198,8 @@ def test_commands_on_a_running_stack_answer_as_the_guide_says(
 
 
 def test_every_guide_with_commands_is_run() -> None:
-    run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *chain.from_iterable(WITH_A_STACK)}
+    alone = {*ALONE, *WITH_SERVERS, *WITH_TRANSFORMERS, *WITH_CONTAINERS}
+    run = {*alone, *chain.from_iterable(WITH_A_STACK)}
     files = chain(DOCS.rglob("*.md"), DOCS.rglob("*.ipynb"))
     guides = {path.relative_to(DOCS).as_posix() for path in files}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
