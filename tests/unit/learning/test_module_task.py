@@ -156,7 +156,7 @@ def learned(task: Task, updates: int = UPDATES) -> tuple[bytes, list[float], dic
         computer.load(trainer.weights())
         found = computer.compute([batch_of(number)])
         assert isinstance(found.vector, np.ndarray)
-        trainer.step(found.vector, found.samples)
+        trainer.step(torch.from_numpy(found.vector), found.samples)
         losses.append(found.loss_sum)
     return bytes(trainer.weights()), losses, dict(found.metric_sums)
 

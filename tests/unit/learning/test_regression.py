@@ -61,7 +61,7 @@ def learned(loss: str, delta: float | None, passes: int) -> npt.NDArray[np.float
         computer.load(trainer.weights())
         found = computer.compute([record])
         assert isinstance(found.vector, np.ndarray)
-        trainer.step(found.vector, found.samples, scale=SCHEDULE.share(step))
+        trainer.step(torch.from_numpy(found.vector), found.samples, scale=SCHEDULE.share(step))
     return np.frombuffer(bytes(trainer.weights()), np.float32)
 
 
