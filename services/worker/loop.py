@@ -118,7 +118,7 @@ class JobWorker:
     """
 
     @enough_memory("the job's model")
-    def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
+    def __init__(  # noqa: PLR0913, PLR0915 -- what a worker at a job is made of
         self,
         worker: WorkerId,
         job: JobRecord,
@@ -135,6 +135,10 @@ class JobWorker:
         self._leave_s = settings.leave_s
         # Set once no further gradient may start.
         self._ended = threading.Event()
+        # Set once others can know of this worker, or no gradient may start any more. Orders for a
+        # previous process with the same name may still stand. If a batch of theirs kills this
+        # process as well, the leader has to see a worker that was alive.
+        self._present = threading.Event()
         # Monotonic time until which a leaving worker waits for the gradient under way.
         self._deadline = 0.0
         self._fault: BaseException | None = None
@@ -293,6 +297,7 @@ class JobWorker:
                 if spec is not self._spec:
                     self._follow(spec)
                 self._turn()
+                self._present.set()
             # To the leader, a lost GPU looks like a death: one of the batches may be the cause, so
             # each is computed alone.
             if isinstance(self._fault, GpuLostError):
@@ -330,6 +335,7 @@ class JobWorker:
     def _begin_no_gradient(self) -> None:
         self._deadline = monotonic() + self._leave_s
         self._ended.set()
+        self._present.set()
         self._loop.leave()
 
     def _end_gradients(self) -> None:
@@ -344,6 +350,7 @@ class JobWorker:
     def _compute(self) -> None:
         self._observers.watchdogs.watch(self._watchdog)
         try:
+            self._present.wait()
             while not self._ended.is_set():
                 self._loop.turn()
                 if self._loop.slices != self._slices:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from itertools import chain, repeat
-from threading import Semaphore
-from typing import TYPE_CHECKING
+from threading import Event, Semaphore
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -196,6 +196,28 @@ def test_worker_reports_its_device_when_it_joins_in_heartbeats_and_metrics(
     fields = fields_of(joins)
     assert (fields["device"], fields["kind"]) == (cpu.name, "cpu")
     assert fields["memory_mib"] == cpu.memory_bytes >> 20
+
+
+def test_worker_sends_a_heartbeat_before_it_reads_an_order(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch that kills each process of a worker's name at once would otherwise never be suspected.
+    read, beat, triggers = Event(), MemoryBoard.beat, MemoryBoard.triggers
+    read_before = []
+
+    def beat_late(board: MemoryBoard, *arguments: Any) -> None:  # noqa: ANN401 -- as MemoryBoard's
+        read_before.append(read.wait(0 if read_before else 0.2))
+        beat(board, *arguments)
+
+    def read_triggers(board: MemoryBoard, *arguments: Any) -> list[UpdateTrigger]:  # noqa: ANN401 -- as above
+        read.set()
+        return triggers(board, *arguments)
+
+    monkeypatch.setattr(MemoryBoard, "beat", beat_late)
+    monkeypatch.setattr(MemoryBoard, "triggers", read_triggers)
+    spec = job()
+    bench.worker(spec).run(lambda: None if read.is_set() else spec)
+    assert not read_before[0]
 
 
 def test_worker_that_requires_a_gpu_does_not_compute_on_the_cpu(
