@@ -203,7 +203,7 @@ def test_worker_sends_a_heartbeat_before_it_reads_an_order(
 ) -> None:
     # A batch that kills each process of a worker's name at once would otherwise never be suspected.
     read, beat, triggers = Event(), MemoryBoard.beat, MemoryBoard.triggers
-    read_before = []
+    read_before = list[bool]()
 
     def beat_late(board: MemoryBoard, *arguments: Any) -> None:  # noqa: ANN401 -- as MemoryBoard's
         read_before.append(read.wait(0 if read_before else 0.2))
