@@ -298,8 +298,6 @@ class JobWorker:
                     self._follow(spec)
                 self._turn()
                 self._present.set()
-            # To the leader, a lost GPU looks like a death: one of the batches may be the cause, so
-            # each is computed alone.
             if isinstance(self._fault, GpuLostError):
                 raise self._fault
             self._leave()
@@ -336,7 +334,10 @@ class JobWorker:
         self._deadline = monotonic() + self._leave_s
         self._ended.set()
         self._present.set()
-        self._loop.leave()
+        # To the leader, a lost GPU has to look like a death: one of the batches may be the cause,
+        # so each is computed alone. A worker that says that it leaves clears its batches.
+        if not isinstance(self._fault, GpuLostError):
+            self._loop.leave()
 
     def _end_gradients(self) -> None:
         """End the gradient thread, even if the stream has failed and sends no heartbeats."""

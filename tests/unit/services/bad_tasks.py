@@ -1,4 +1,4 @@
-"""Tasks that a coordinator cannot load, each for another reason, and two that it can."""
+"""Tasks that a coordinator cannot load, each for another reason, and some that it can."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from common.learning.tasks import Classifier
+from common.testing.counting import CountingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
 
 def _task(build: Callable[[], nn.Module]) -> Classifier:
@@ -62,3 +65,16 @@ def Frozen(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
         return network
 
     return _task(build)
+
+
+class LosesGpu(CountingTask):
+    """Counts until a pass, which raises the error of a GPU that is lost to its process."""
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """Fail.
+
+        Raises:
+            AcceleratorError: Always.
+        """
+        del module, records
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")

@@ -12,8 +12,16 @@ import torch
 
 from common.config.settings import Settings
 from common.core.liveness import Heartbeat
-from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
-from common.core.spans import Assigned, Partition
+from common.core.messages import (
+    Assignment,
+    Batch,
+    LeaderStatus,
+    ModelId,
+    TriggerId,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Assigned, Partition, Span
 from common.errors import (
     DeliveryError,
     OutsideError,
@@ -22,12 +30,13 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
-from common.jobs.spec import InitSpec, job_from_json
+from common.jobs.spec import InitSpec, TaskSpec, job_from_json
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.kafka.port import Bounds, NewTopic
 from common.learning.devices import device_of
+from common.learning.errors import GpuLostError
 from common.learning.gradients import GradientComputer
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.port import open_blobs
@@ -43,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from common.core.messages import TriggerId
     from common.data.fields import Field
     from common.jobs.spec import JobSpec
     from common.kafka.memory import MemorySpanReader
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
 NAME, STREAM = "digits", "clinic-a"
 PLACES = (Partition(STREAM, 0), Partition(STREAM, 1))
 ENTRYPOINT = "common.testing.counting:CountingTask"
+LOSES_GPU = "tests.unit.services.bad_tasks:LosesGpu"
 
 
 def job(**task: object) -> JobSpec:
@@ -123,7 +132,8 @@ class Bench:
         self.log = FailingLog()
         self.log.create_topics([NewTopic(STREAM, len(PLACES))])
         self.log.create_topics([NewTopic(control_topic(NAME))])
-        self.board = MemoryBoard(MemoryRedis(lambda: 0.0), NAME)
+        self.redis = MemoryRedis(lambda: 0.0)
+        self.board = MemoryBoard(self.redis, NAME)
         self.metrics, self.watchdogs = ProcessMetrics("worker"), Watchdogs()
         self.observers = Observers(self.metrics, MemoryTracer(), self.watchdogs, Watchdog())
 
@@ -218,6 +228,22 @@ def test_worker_sends_a_heartbeat_before_it_reads_an_order(
     spec = job()
     bench.worker(spec).run(lambda: None if read.is_set() else spec)
     assert not read_before[0]
+
+
+def test_worker_that_loses_its_gpu_does_not_say_that_it_leaves(bench: Bench) -> None:
+    # To the leader, an orderly end would clear the batch that may have broken the GPU.
+    bench.produce()
+    model, batch = ModelId(0, 0), Batch(7, WorkerId("w1"), (Span(STREAM, 0, 0, 2),), 2)
+    bench.board.put_model(model, bytes(4 * 10))
+    order = Assignment(WorkerId("w1"), (batch,))
+    bench.board.post_trigger(UpdateTrigger(TriggerId(0, 1), model, (order,), None, "c1"))
+    task = TaskSpec.model_validate({"entrypoint": LOSES_GPU, "records": 10})
+    spec = job().model_copy(update={"task": task})
+    with pytest.raises(GpuLostError) as caught:
+        bench.worker(spec, SETTINGS.model_copy(update={"tasks": (LOSES_GPU,)})).run(lambda: spec)
+    assert caught.value.batches == (7,)
+    assert bench.redis.replies == {}
+    assert bench.is_clean()
 
 
 def test_worker_that_requires_a_gpu_does_not_compute_on_the_cpu(
