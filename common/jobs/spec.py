@@ -891,24 +891,25 @@ class JobSpec(SpecPart):
     which could be the cause. After its first failure, a batch is given to a worker that computes
     nothing else meanwhile."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Precision of gradients: `float32`; `tf32`, with which a GPU of compute capability 8.0 or
-    higher rounds the inputs of matrix products and convolutions to 10 bits, and which changes
-    nothing on a CPU; or `bfloat16`, with which the forward pass runs under `torch.autocast`, which
-    keeps float32 for operations that need it. Weights and updates are always float32."""
+    """Precision of gradients. With `tf32`, a GPU of compute capability 8.0 or higher rounds the
+    inputs of matrix products and convolutions to a mantissa of 10 bits; other devices compute in
+    float32. With `bfloat16`, the forward pass runs under `torch.autocast`, also on a CPU, and keeps
+    float32 for operations that need it. Weights and updates are always float32."""
     pass_records: Count | None = None
-    """Maximum number of records that a worker computes in one pass (forward and backward).
-    Neighbouring batches of an update that one worker computes share a pass while they have at most
-    this many records together; a larger batch is a pass of its own. A module with buffers, and a
-    task that draws random numbers, get one batch per pass. Optional. If unset, as many records as
-    take 128 KiB, which is fastest on a CPU; a GPU needs more."""
+    """Number of records up to which neighbouring batches share a pass (forward and backward), if
+    one worker computes them for the same update. A batch with more records is a pass of its own. If
+    the module has buffers or the task draws random numbers, each batch is a pass of its own.
+    Optional. If unset, the number of records whose fields take 128 KiB, on every device. This is
+    fastest on a CPU, and little for a GPU."""
     compile: bool = False
-    """True to compile the module by `torch.compile` before the worker's first gradient. It needs
-    Triton on a GPU, and a C++ compiler on a CPU. Without them, and for a module that torch cannot
-    compile, the worker reports the reason and does not work for the job."""
+    """True to compile the module by `torch.compile` before a worker joins the job. It needs Triton
+    and a C compiler on a GPU, and a C++ compiler on a CPU. If they are missing or torch cannot
+    compile the module, the worker reports the reason and does not work for the job."""
     deterministic: bool | None = None
-    """True if the same batches at the same weights must give the same bits. An operation of the
-    task that cannot do so is then an error. Optional. If unset, true on a CPU and false on a GPU,
-    where it costs time."""
+    """True if the same batches at the same weights must give a gradient of the same bits on the
+    same kind of device. If PyTorch has no such implementation of an operation, the task fails with
+    an error that names the operation. Optional. If unset, true on a CPU and false on a GPU, where
+    it costs time."""
     oom: Annotated[Literal["chunk", "hold"] | None, _Later] = None
     """Rule for a batch for which the memory of a worker or its GPU does not suffice: with `chunk`,
     the worker sums the batch's gradient in smaller parts, down to single records; with `hold`, it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
@@ -19,20 +20,19 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
-# Torch's stubs lack its flag.
+# Torch's stubs lack the flag `fill_uninitialized_memory` of this module.
 _FILLS: Any = fills
-# C++ compilers that torch looks for, if the environment variable CXX names none.
-_COMPILERS = ("g++", "clang++")
 
 
 class Arithmetic(NamedTuple):
     """Precision of gradients, and reproducibility of their bits.
 
     Attributes:
-        precision: `tf32` permits a GPU to round inputs of products and convolutions to 10 bits.
-            With `bfloat16`, the forward pass uses it where torch considers it safe.
-        deterministic: True if equal inputs must give equal bits. Operations that cannot do so then
-            raise a `RuntimeError` that names them. If None, true on a CPU.
+        precision: With `tf32`, a GPU may round the inputs of matrix products and convolutions to a
+            mantissa of 10 bits. With `bfloat16`, the forward pass runs under `torch.autocast`.
+        deterministic: True if equal inputs must give equal bits on the same device. An operation
+            for which torch has no such implementation then raises a `RuntimeError` that names it.
+            If None, true on a CPU and false on a GPU.
     """
 
     precision: Precision = "float32"
@@ -48,7 +48,7 @@ class Arithmetic(NamedTuple):
         deterministic = device.type == "cpu" if chosen is None else chosen
         mode, fill = torch.get_deterministic_debug_mode(), _FILLS.fill_uninitialized_memory
         torch.set_deterministic_debug_mode("error" if deterministic else "default")
-        # Filling new memory would only show errors of the task, and takes time.
+        # Filling new memory takes time, and matters only to a task that reads it before writing it.
         _FILLS.fill_uninitialized_memory = False
         try:
             if device.type == "cuda":
@@ -61,7 +61,7 @@ class Arithmetic(NamedTuple):
             _FILLS.fill_uninitialized_memory = fill
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any, Any]:
-        """Return a context in which a forward pass has this precision."""
+        """Return the context of a forward pass, in addition to `applied`."""
         if self.precision == "bfloat16":
             return torch.autocast(device.type, torch.bfloat16)
         return nullcontext()
@@ -91,16 +91,23 @@ def _gpu_flags(precision: Precision, *, deterministic: bool) -> Iterator[None]:
 
 
 def need_compiler(device: torch.device) -> None:
-    """Check that `torch.compile` can make programs for a device.
+    """Check that the compilers which `torch.compile` uses for a device are installed.
 
     Raises:
-        UserError: If Triton (for a GPU) or a C++ compiler (for the CPU) is missing.
+        UserError: If Triton or a C compiler is missing for a GPU, or a C++ compiler for the CPU.
     """
     if device.type == "cuda":
-        missing = "Triton" if find_spec("triton") is None else ""
+        # Triton has the same rule.
+        names, missing = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], "C"
     else:
-        found = filter(shutil.which, (os.environ.get("CXX", ""), *_COMPILERS))
-        missing = "" if any(found) else "a C++ compiler (g++ or clang++)"
+        # Torch has the same rule.
+        default = "clang++" if sys.platform == "darwin" else "g++"
+        names, missing = [os.environ.get("CXX", default)], "C++"
+    missing = (
+        "" if any(map(shutil.which, names)) else f"a {missing} compiler ({' or '.join(names)})"
+    )
+    if device.type == "cuda" and find_spec("triton") is None:
+        missing = "Triton"
     if missing:
         raise UserError(
             f"compile: torch needs {missing}, which this machine lacks; install it or set"

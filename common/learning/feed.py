@@ -1,7 +1,8 @@
-"""Move the records of passes to the device, each while the one before it is computed."""
+"""Move the records of passes to the device: to a GPU while it computes earlier passes."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -33,7 +34,7 @@ def feed_of(device: torch.device) -> RecordFeed:
 
 
 def host_feed(passes: Iterable[Pass]) -> Iterator[dict[str, Tensor]]:
-    """Yield the columns of each pass in main memory, without a copy if it has one batch."""
+    """Yield the columns of each pass in main memory. A pass of one batch is not copied."""
     for batches in passes:
         records = concatenate(batches) if len(batches) > 1 else batches[0]
         yield {name: torch.from_numpy(column) for name, column in records.items()}
@@ -49,9 +50,10 @@ class _Copied(NamedTuple):
 class GpuFeed:
     """Copies records to a GPU on a stream of its own.
 
-    The copy of a pass begins before the pass in front of it is computed. Copies from pinned memory
-    (see `pinned`) and computation then run at the same time. At most three passes are in the GPU's
-    memory: one that is computed, and two that wait.
+    The copy of each pass is queued before the computation of the previous pass. If the records are
+    in pinned memory (see `pinned`), both run at the same time. At most three passes are in the
+    GPU's memory: one that is computed, and two that wait. The caller keeps the records unchanged
+    until the last pass is computed.
 
     Args:
         device: The GPU.
@@ -62,12 +64,16 @@ class GpuFeed:
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's
 
     def __call__(self, passes: Iterable[Pass]) -> Iterator[dict[str, Tensor]]:
-        """Yield the columns of each pass; the current stream computes with them."""
-        ahead = None
+        """Yield the columns of each pass for computation on torch's current stream."""
+        ahead, computed = None, deque[torch.cuda.Event]()
         for batches in passes:
+            # The processor may queue work much earlier than the GPU does it.
+            if len(computed) > 1:
+                computed.popleft().synchronize()
             following = self._begin(batches)
             if ahead is not None:
                 yield self._usable(ahead)
+                computed.append(_marked(torch.cuda.current_stream(self._device)))
             ahead = following
         if ahead is not None:
             yield self._usable(ahead)
@@ -84,9 +90,7 @@ class GpuFeed:
                     column[start : start + len(part)].copy_(part, non_blocking=True)
                     start += len(part)
                 columns[name] = column
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's
-            done.record(self._copies)
-        return _Copied(columns, done)
+        return _Copied(columns, _marked(self._copies))
 
     def _usable(self, copied: _Copied) -> dict[str, Tensor]:
         """Make the current stream wait for the copy, and return the columns."""
@@ -98,10 +102,18 @@ class GpuFeed:
         return copied.columns
 
 
+def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Return an event that happens once all work queued on a stream is done."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's
+    event.record(stream)
+    return event
+
+
 def pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return an array in pinned memory, which a GPU reads without help of the processor.
 
-    Torch keeps freed memory of this kind and gives it to the next array of a similar size.
+    Once an array is freed and its copies are done, torch reuses its memory for the next array of a
+    similar size.
     """
     like = torch.from_numpy(np.empty(0, dtype)).dtype
     return torch.empty(shape, dtype=like, pin_memory=True).numpy()

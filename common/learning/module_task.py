@@ -31,14 +31,15 @@ _LOSSES: dict[LossName, Callable[..., Tensor]] = {
 class ModuleTask:
     """A module that gets some fields of a record, and a loss that compares it with another field.
 
-    If the module returns several tensors, the loss takes the one named `logits`, or the first.
+    If the module returns several tensors, loss and metrics use the one named `logits`; without that
+    name, they use the first one.
 
     Args:
         network: Class of the module, or a function that makes it.
         loss: Name of a loss in `torch.nn.functional`.
         fields: Fields that the module gets, in the order of its arguments.
         target: Field that the loss compares with.
-        arguments: Arguments of the class.
+        arguments: Arguments of `network`.
     """
 
     network: Callable[..., nn.Module]
@@ -49,7 +50,7 @@ class ModuleTask:
 
     @property
     def package(self) -> str:
-        """Package of the user's code, for the places of errors."""
+        """Package of the user's code. An error is reported at a line of this package."""
         return self.network.__module__.partition(".")[0]
 
     def build(self) -> nn.Module:
@@ -67,7 +68,7 @@ class ModuleTask:
         return module(*(records[name] for name in self.fields))
 
     def losses(self, outputs: object, records: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss, (n,): the mean of a record's values if it has several."""
+        """Return the loss, (n,). If a record has several values, its loss is their mean."""
         predicted, target = self._compared(outputs, records)
         values = _LOSSES[self.loss](predicted, target, reduction="none")
         return values if values.ndim == 1 else values.flatten(1).mean(1)
@@ -89,7 +90,7 @@ class ModuleTask:
 
         Raises:
             WrongTaskError: If their shapes do not fit.
-            ValueError: If the target is not a class.
+            ValueError: If a target of cross_entropy is no index of a class.
         """
         tensors, target = tensors_of(outputs), records[self.target]
         predicted = tensors["logits"] if "logits" in tensors else next(iter(tensors.values()))

@@ -1,4 +1,4 @@
-"""Names of the tensors that a task's `forward` returns, whatever contains them."""
+"""Names of the tensors that a task's `forward` returns: one, or several in a container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tensors_of(outputs: object) -> dict[str, Tensor]:
 
     A single tensor is called `output`, and those of a tuple or list are called `output_0`,
     `output_1` and so on. In a dict, a named tuple, a dataclass or an output of Hugging Face they
-    have the names there. Other values, and tensors inside of them, are left out.
+    have the names there. Elements that are not tensors are left out, as are tensors inside them.
     """
     if isinstance(outputs, Tensor):
         return {OUTPUT: outputs}

@@ -73,8 +73,11 @@ def test_gpu_is_not_deterministic_by_default() -> None:
 def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
     with pytest.raises(UserError, match=r"compile: torch needs a C\+\+ compiler .* lacks"):
         need_compiler(CPU)
+    with pytest.raises(UserError, match=r"needs (Triton|a C compiler \(gcc or clang\))"):
+        need_compiler(GPU)
     monkeypatch.setenv("CXX", sys.executable)
     need_compiler(CPU)
     monkeypatch.setattr("common.learning.arithmetic.find_spec", lambda _: None)

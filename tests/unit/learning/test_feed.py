@@ -35,15 +35,22 @@ class ImitatedStreams:
         streams = self
 
         class Event:
+            name: str
+
             def record(self, stream: object) -> None:
-                assert stream is streams.copies
-                self.number = streams.events
+                if stream is streams.compute:
+                    self.name = streams.order[-1]
+                    return
+                self.name = f"copy {streams.events}"
                 streams.events += 1
-                streams.order.append(f"copy {self.number}")
+                streams.order.append(self.name)
+
+            def synchronize(self) -> None:
+                streams.order.append(f"the processor waits for {self.name}")
 
         class Compute:
             def wait_event(self, event: Event) -> None:
-                streams.order.append(f"wait for copy {event.number}")
+                streams.order.append(f"wait for {event.name}")
 
         @contextmanager
         def stream(given: object) -> Iterator[None]:
@@ -68,14 +75,15 @@ def test_each_pass_is_copied_before_the_one_in_front_of_it_is_computed(
 ) -> None:
     streams = ImitatedStreams(monkeypatch)
     found = []
-    for number, columns in enumerate(GpuFeed(CPU)(PASSES)):
+    for number, columns in enumerate(GpuFeed(CPU)([*PASSES, PASSES[0]])):
         streams.order.append(f"compute {number}")
         found.append(columns["x"].tolist())
-    assert found == VALUES
+    assert found == [*VALUES, VALUES[0]]
     assert streams.order == [
         *("copy 0", "copy 1", "wait for copy 0", KEEP, "compute 0"),
         *("copy 2", "wait for copy 1", KEEP, "compute 1"),
-        *("wait for copy 2", KEEP, "compute 2"),
+        *("the processor waits for compute 0", "copy 3", "wait for copy 2", KEEP, "compute 2"),
+        *("wait for copy 3", KEEP, "compute 3"),
     ]
 
 
