@@ -71,9 +71,9 @@ class Group(Protocol):
         """Send a part of a vector to each member, and receive a part from each.
 
         Args:
-            outgoing: (sum(sent),) float32: the parts for ranks 0, 1, ..., concatenated.
+            outgoing: (sum(sent),) float32 or bfloat16: the parts for ranks 0, 1, ..., concatenated.
             sent: Number of values for each rank; may be 0.
-            incoming: (sum(received),) float32, overwritten: the parts from ranks 0, 1, ...
+            incoming: (sum(received),) of the same type, overwritten: the parts from ranks 0, 1, ...
             received: Number of values from each rank, equal to what that rank sends.
 
         Raises:
@@ -84,7 +84,8 @@ class Group(Protocol):
         """Send this member's part to all members, and receive the parts of the others in place.
 
         Args:
-            vector: (sum(lengths),) float32: this rank's part is read, the others are written.
+            vector: (sum(lengths),) float32 or bfloat16: this rank's part is read, the others are
+                written.
             lengths: Lengths of the parts of ranks 0, 1, ..., which are concatenated.
 
         Raises:

@@ -64,11 +64,14 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
         message = complaint(error, name=_name, allowed=partial(field_names, JobSpec))
         raise UserError(f"change: {message}") from error
     among, before = made.aggregation, spec.aggregation
-    if made.grouped and spec.grouped and among and before and among.transport != before.transport:
-        raise UserError(
-            f"change: aggregation.transport: cannot change from {before.transport} to"
-            f" {among.transport} directly; change to aggregation.mode: board first"
-        )
+    if made.grouped and spec.grouped and among and before:
+        for name in ("transport", "wire"):
+            old, new = getattr(before, name), getattr(among, name)
+            if new != old:
+                raise UserError(
+                    f"change: aggregation.{name}: cannot change from {old} to {new} directly;"
+                    " change to aggregation.mode: board first"
+                )
     return made
 
 

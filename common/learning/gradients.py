@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from common.core.messages import ALL_REACHED, MetricSum
-from common.core.vectors import SparseVector, dense, numbers_in
+from common.core.vectors import SparseVector, dense
 from common.data.fields import concatenate
 from common.errors import UserError
 from common.learning.arithmetic import DEFAULT, Arithmetic, need_compiler
@@ -53,7 +53,7 @@ OutOfMemory: TypeAlias = Literal["chunk", "hold"]
 # scores.
 Sums: TypeAlias = "npt.NDArray[np.float64]"
 # Names of metrics, sums, gradient.
-_Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"
+_Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector | Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class GradientSum:
     """One worker's part of an update. Every number is a sum over the samples."""
 
     # (P + B,) float32: the gradient, then (change of the buffers) x samples. Numbers that are left
-    # out are zero.
-    sparse: Vector | SparseVector
+    # out are zero. A tensor is on the model's device.
+    numbers: Vector | SparseVector | Tensor
     samples: int
     loss_sum: float
     # Without metrics for which no sample has a value.
@@ -76,8 +76,22 @@ class GradientSum:
     cut: bool = False
 
     @property
+    def tensor(self) -> Tensor:
+        """The sum as a dense tensor, on the model's device if it was left there."""
+        numbers = self.numbers
+        return numbers if isinstance(numbers, torch.Tensor) else torch.from_numpy(dense(numbers))
+
+    @property
+    def sparse(self) -> Vector | SparseVector:
+        """The sum on the host. Numbers that are left out are zero."""
+        numbers = self.numbers
+        if isinstance(numbers, torch.Tensor):
+            return cast("Vector", numbers.numpy(force=True))
+        return numbers
+
+    @property
     def vector(self) -> Vector:
-        """The sum as a dense vector."""
+        """The sum as a dense vector on the host."""
         return dense(self.sparse)
 
 
@@ -100,6 +114,7 @@ class GradientComputer:
         has_batch_norm: True if a batch needs two samples or more.
         largest_pass: Number of records of the largest pass of the last gradient.
         oom: The job's option `oom`. May change between two gradients.
+        on_device: True to leave gradients on the device. May change between two gradients.
     """
 
     def __init__(
@@ -135,6 +150,7 @@ class GradientComputer:
         self._most_together = pass_records
         self._feed = feed_of(device)
         self.oom = oom
+        self.on_device = False
         self.model = FlatModel(module.to(device))
         self.has_batch_norm = has_batch_norm(module)
         # Minimum number of records per pass.
@@ -355,8 +371,7 @@ class GradientComputer:
             apart = not self._shares or local_rate
             passes = _alone(batches) if apart else self._together(batches)
             names, sums, vector = self._passes(passes, local_rate)
-            numbers = numbers_in(vector)
-            finite = bool(np.isfinite(sums).all()) and is_finite(numbers)
+            finite = bool(np.isfinite(sums).all()) and is_finite(vector)
         if not torch.equal(before, _generator(self._device).get_state()):
             self._draws = True
             _generator(self._device).set_state(before)
@@ -372,7 +387,7 @@ class GradientComputer:
         for index, row in zip(owners, sums, strict=True):
             if not np.isfinite(row).all():
                 raise NotFiniteError(_infinite(names, row), index)
-        if not is_finite(numbers_in(vector)):
+        if not is_finite(vector):
             raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
         return names, sums, vector
 
@@ -394,7 +409,8 @@ class GradientComputer:
         for found, _ in totals:
             check_same_metrics(self._task, found, names)
         sums: Sums = torch.stack([total for _, total in totals]).numpy(force=True)
-        return names, sums, self.model.read_gradient()
+        take = self.model.take_gradient if self.on_device else self.model.read_gradient
+        return names, sums, take()
 
     @contextmanager
     def _local_steps(self, local_rate: float) -> Iterator[Callable[[int], None]]:

@@ -7,13 +7,14 @@ Kafka by its address, and must have exactly its samples.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec import UNSET, UnsetType
 
-from common.core.messages import MOST_TRACEBACK, Failed, Gradient, reached_bits
+from common.core.messages import MOST_TRACEBACK, Failed, reached_bits
 from common.core.vectors import squared_norm
 from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
@@ -27,6 +28,7 @@ from common.learning.errors import (
     enough_memory,
     one_line,
 )
+from common.learning.parameters import square_of
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from common.core.spans import Span
     from common.data.codecs import Codec
     from common.kafka.port import Fetched, Log
-    from common.learning.gradients import GradientComputer
+    from common.learning.gradients import GradientComputer, GradientSum
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
@@ -86,6 +88,35 @@ class Shell(NamedTuple):
             self.outage.met(error)
             return False
         return True
+
+
+class OrderGradient(NamedTuple):
+    """The gradient for an order.
+
+    Attributes:
+        found: The gradient in its shortest form, or on the model's device.
+        square: Squared norm of the gradient, if the order asks for it.
+    """
+
+    found: GradientSum
+    square: float | UnsetType
+
+    def fields(self, compute: Compute) -> dict[str, Any]:
+        """Return the fields of the reply to an order that do not depend on where the vector is."""
+        found = self.found
+        return {
+            "model": compute.model,
+            "batches": tuple(batch.offset for batch in compute.batches),
+            "samples": found.samples,
+            "loss_sum": found.loss_sum,
+            "metric_sums": found.metric_sums,
+            "seconds": found.seconds,
+            "local_rate": compute.local_rate or UNSET,
+            "cut": found.cut or UNSET,
+            "square": self.square,
+            "scores": found.scores or UNSET,
+            "reached": reached_bits(found.reached),
+        }
 
 
 class NoGradientError(Exception):
@@ -149,19 +180,16 @@ class OrderComputer:
         """Close the reader."""
         self._spans.close()
 
-    def answer(
-        self, compute: Compute, load: Callable[[], None], *, sparse: bool
-    ) -> Gradient | Failed:
+    def answer(self, compute: Compute, load: Callable[[], None]) -> OrderGradient | Failed:
         """Compute an order's gradient, or return the reason for its failure.
 
         Args:
             compute: The order.
             load: Loads the model's weights once the records are available. May raise
                 `NoGradientError`.
-            sparse: True if the vector may omit zeros.
         """
         try:
-            return self._answer(compute, load, sparse=sparse)
+            return self._answer(compute, load)
         except NoGradientError as error:
             self._measures.gradients_failed.labels(error.reason).inc()
             cause = error.__cause__
@@ -179,12 +207,12 @@ class OrderComputer:
                 error.traceback,
             )
 
-    def _answer(self, compute: Compute, load: Callable[[], None], *, sparse: bool) -> Gradient:
+    def _answer(self, compute: Compute, load: Callable[[], None]) -> OrderGradient:
         try:
             with enough_memory("the records and the model"):
                 rows = [self._rows(batch) for batch in compute.batches]
                 load()
-                return self._gradient(compute, rows, sparse=sparse)
+                return self._gradient(compute, rows)
         except NoMemoryError as error:
             raise NoGradientError("memory", compute.batches, str(error)) from error
 
@@ -195,7 +223,7 @@ class OrderComputer:
         self._logged.add(origin)
         return True
 
-    def _gradient(self, compute: Compute, rows: list[Columns], *, sparse: bool) -> Gradient:
+    def _gradient(self, compute: Compute, rows: list[Columns]) -> OrderGradient:
         started = perf_counter()
         try:
             result = self.computer.compute(rows, compute.local_rate)
@@ -218,25 +246,16 @@ class OrderComputer:
             self._measures.gradients_cut.inc(self.computer.take_cuts())
         self._measures.pass_records.set(self.computer.largest_pass)
         self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
-        vector = smallest(result.sparse) if sparse else result.vector
+        numbers, count = result.numbers, self.computer.model.parameter_count
         square: float | UnsetType = UNSET
+        if isinstance(numbers, torch.Tensor):
+            if compute.squared:
+                square = square_of(numbers[:count])
+            return OrderGradient(result, square)
+        numbers = smallest(numbers)
         if compute.squared:
-            square = squared_norm(vector, self.computer.model.parameter_count)
-        return Gradient(
-            worker=self._id,
-            model=compute.model,
-            batches=tuple(batch.offset for batch in compute.batches),
-            samples=result.samples,
-            loss_sum=result.loss_sum,
-            metric_sums=result.metric_sums,
-            seconds=result.seconds,
-            vector=vector,
-            local_rate=compute.local_rate or UNSET,
-            cut=result.cut or UNSET,
-            square=square,
-            scores=result.scores or UNSET,
-            reached=reached_bits(result.reached),
-        )
+            square = squared_norm(numbers, count)
+        return OrderGradient(replace(result, numbers=numbers), square)
 
     def _rows(self, batch: Batch) -> Columns:
         rows = self._cache.get(batch.address)

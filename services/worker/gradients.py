@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from common.core.messages import Gradient
+from common.core.messages import Failed, Gradient
 from common.core.order_queue import Assignments
 from common.errors import CorruptError, UnavailableError, WireError
 from common.wire.vectors import decode_sparse, encoded_bytes
@@ -58,6 +58,7 @@ class GradientLoop:
         *,
         digest: str = "",
     ) -> None:
+        self._id = worker
         self._digest = digest
         self._compute = compute
         self._board, self._log = shell.board, shell.logger
@@ -87,7 +88,13 @@ class GradientLoop:
             compute = self._orders.next()
         if compute is not None:
             load = partial(self._load, compute)
-            reply = self._compute.answer(compute, load, sparse=True)
+            answer = self._compute.answer(compute, load)
+            reply: Reply
+            if isinstance(answer, Failed):
+                reply = answer
+            else:
+                vector = answer.found.sparse
+                reply = Gradient(self._id, **answer.fields(compute), vector=vector)
             if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
                 # If the leader asked again meanwhile, this reply is the answer to both.
                 self._listen(0.0)

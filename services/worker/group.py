@@ -36,7 +36,6 @@ from common.core.members.replica import (
 from common.core.members.stages import MemberMachine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.order_queue import Assignments
-from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
 from services.worker.effects.weights import StateUploader, WeightsSharer
@@ -129,7 +128,7 @@ class GroupLoop:
         # Guards the fields below, up to `_threads`.
         self._changed = threading.Condition()
         runs_on = None if machine is None else MemberMachine(self._member, *machine)
-        numbers = len(compute.computer.model.vector)
+        numbers = len(compute.computer.model.state)
         self._replica = WeightReplica(self._member, access.groups.address, numbers, runs_on)
         self._orders = Assignments(worker)
         # The state whose version the replica tracks.
@@ -257,28 +256,28 @@ class GroupLoop:
 
     def _answer(self, compute: Compute, received_s: float) -> None:
         loaded = self._loaded
-        found = self._compute.answer(compute, _nothing, sparse=False)
-        reply: Reply = found
-        if not isinstance(found, Failed):
+        answer = self._compute.answer(compute, _nothing)
+        reply: Reply
+        if isinstance(answer, Failed):
+            reply = answer
+        else:
             ready = GradientReady(
-                *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
-                *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
+                self._member.worker,
+                **answer.fields(compute),
                 life=self._member.life,
-                cut=found.cut,
                 traffic=self._count.traffic,
-                reached=found.reached,
             )
             with self._changed:
                 reply = self._replica.computed(ready, compute.batches, loaded).reply
                 held = self._held
                 if reply is ready and held is not None:
-                    key = found.batches, compute.local_rate
-                    part = torch.from_numpy(dense(found.vector)), found.samples
+                    key = ready.batches, compute.local_rate
+                    part = answer.found.tensor, ready.samples
                     self._vectors[key] = part
                     # Runs while other members still compute.
                     self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._shell.push(reply, compute.reply_to)
-        self._shell.traces.answered(compute, received_s, found, sent=sent)
+        self._shell.traces.answered(compute, received_s, reply, sent=sent)
 
     # --- control ----------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
     whole    all_reduce the sum ──────────────────▶ step, once its record was read back
     slices   exchange sums ▶ owners prepare steps ▶ gather all weights ▶ commit, once read back
 
+With `wire: bfloat16`, members send rounded gradients. Both layouts then add up the same parts in
+order of ranks in float32, and round the sum.
+
 The collective thread calls `add_own`, `add_up` and `settle`. All other methods are called with the
 member's lock held.
 """
@@ -21,7 +24,7 @@ from common.core.messages import reached_mask
 from common.errors import GroupError
 from common.learning.errors import NotFiniteError
 from common.learning.parameters import is_finite, square_of
-from common.learning.slices import digest, lengths
+from common.learning.slices import cut, digest, lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -99,10 +102,16 @@ def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed)
 
 
 class HeldWhole:
-    """All weights and optimizer state. The step is taken once its record was read back."""
+    """All weights and optimizer state. The step is taken once its record was read back.
 
-    def __init__(self, trainer: Trainer) -> None:
+    Args:
+        trainer: The state.
+        wire: Type of gradients that travel.
+    """
+
+    def __init__(self, trainer: Trainer, wire: torch.dtype = torch.float32) -> None:
         self._trainer = trainer
+        self._wire = wire
         self._make_sum()
         # Digest of the weights; None until it is needed.
         self._digest: int | None = None
@@ -139,13 +148,33 @@ class HeldWhole:
         counts.copy_(torch.tensor((self._own.take(mine), 1)))
         if len(formed.members) > 1:
             try:
-                formed.group.all_reduce(self._sum)
+                self._sum_up(formed)
             except GroupError:
                 # A broken call may still write into the vector.
                 self._make_sum()
                 raise
         samples, members = counts.tolist()
         _check_samples(samples, members, reduce, formed)
+
+    def _sum_up(self, formed: Formed) -> None:
+        """Sum the vectors and counts of all members in place."""
+        group, total, counts = formed.group, self._sum[:-2], self._sum[-2:]
+        if self._wire == torch.float32:
+            group.all_reduce(self._sum)
+            return
+        ranks = len(formed.members)
+        places = cut(len(total), ranks)
+        sizes = lengths(places, range(ranks), ranks)
+        rounded, own = total.to(self._wire), places[formed.rank]
+        parts = rounded.new_empty(ranks, sizes[formed.rank])
+        group.exchange(rounded, sizes, parts.view(-1), [sizes[formed.rank]] * ranks)
+        total[own].copy_(parts[0])
+        for part in parts[1:]:
+            total[own] += part
+        rounded[own] = total[own]
+        group.gather(rounded, sizes)
+        total.copy_(rounded)
+        group.all_reduce(counts)
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
         """Return the digest of the sum and of the current weights, and the sum's squared norm.
@@ -204,10 +233,16 @@ class HeldWhole:
 
 
 class HeldSlices:
-    """All weights, and the optimizer state of some slices. A step is prepared, then committed."""
+    """All weights, and the optimizer state of some slices. A step is prepared, then committed.
 
-    def __init__(self, trainer: SlicedTrainer) -> None:
+    Args:
+        trainer: The state.
+        wire: Type of gradients that travel.
+    """
+
+    def __init__(self, trainer: SlicedTrainer, wire: torch.dtype = torch.float32) -> None:
         self._trainer = trainer
+        self._wire = wire
         # (P + B,) float32 on the member's device, sum of this member's gradients
         self._sum = torch.empty_like(trainer.following)
         self._own = _OwnSum(self._sum)
@@ -280,8 +315,10 @@ class HeldSlices:
         ]
         incoming = outgoing
         if len(formed.members) > 1:
-            incoming = self._sum.new_empty(sum(sizes[1]))
+            outgoing = outgoing.to(self._wire)
+            incoming = outgoing.new_empty(sum(sizes[1]))
             formed.group.exchange(outgoing, sizes[0], incoming, sizes[1])
+            incoming = incoming.float()
         found, start = list[dict[int, "Tensor"]](), 0
         for numbers in received:
             found.append({})
@@ -302,6 +339,9 @@ class HeldSlices:
         for part in parts[1:]:
             for number in own:
                 totals[number] += part[number]
+        if len(parts) > 1:
+            # Further owners get the rounded sum, and all owners need the same bits.
+            totals = {number: total.to(self._wire).float() for number, total in totals.items()}
         return totals
 
     def _at_other_owners(

@@ -11,6 +11,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+import torch
 from msgspec import UNSET
 
 from common.core.liveness import WORKER
@@ -54,7 +55,6 @@ from services.worker.traces import BatchTraces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from msgspec import UnsetType
 
     from common.collectives.port import Groups
@@ -225,7 +225,7 @@ class JobWorker:
                 stream=lambda: machine.triggers,
                 outage=Outage(self._log, "redis"),
             )
-            self._id, self._numbers, self._access = worker, len(computer.model.vector), access
+            self._id, self._numbers, self._access = worker, len(computer.model.state), access
             self._groups: Groups | None = None
             self._loop = self._make_loop(slices_of(spec.among))
             undo.pop_all()
@@ -242,19 +242,25 @@ class JobWorker:
         """
         worker, shell, spec, settings = self._id, self._shell, self._spec, self._settings
         self._slices = slices
+        self._computer.on_device = slices is not UNSET
         if slices is UNSET:
             compute = self._computer_of()
             return GradientLoop(worker, compute, shell, digest=self._digest)
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
+        allowed = group_bytes(self._device.memory_bytes)
+        if _wire(spec) != torch.float32:
+            # Rounded gradients, sent and received.
+            allowed -= 4 * self._numbers
         runs_on: tuple[Tier, float, int] | None = None
         if slices:
-            room = room_for_slices(self._numbers, states, slices, spec.largest_group, group_bytes())
+            room = room_for_slices(self._numbers, states, slices, spec.largest_group, allowed)
             runs_on = settings.tier, time(), room
         else:
-            check_group_memory(self._numbers, states, group_bytes())
+            check_group_memory(self._numbers, states, allowed)
         access = self._access(spec)
         self._groups = access.groups
-        make = partial(_held, spec, settings, slices, access.checkpoints)
+        device = self._computer.model.state.device
+        make = partial(_held, spec, settings, slices, access.checkpoints, device)
         compute = self._computer_of()
         return GroupLoop(worker, compute, shell, access, make, runs_on, slices=slices)
 
@@ -432,6 +438,21 @@ def _report(board: Board, worker: str, outage: Outage, reason: str) -> None:
         outage.met(error)
 
 
-def _held(spec: JobSpec, settings: Settings, slices: int, store: CheckpointStore) -> HeldWeights:
+def _held(
+    spec: JobSpec,
+    settings: Settings,
+    slices: int,
+    store: CheckpointStore,
+    device: torch.device,
+) -> HeldWeights:
     parts = parts_of(spec, settings.tasks, store)
-    return HeldSlices(SlicedTrainer(*parts, count=slices)) if slices else HeldWhole(Trainer(*parts))
+    wire = _wire(spec)
+    if slices:
+        return HeldSlices(SlicedTrainer(*parts, count=slices, device=device), wire)
+    return HeldWhole(Trainer(*parts, device=device), wire)
+
+
+def _wire(spec: JobSpec) -> torch.dtype:
+    """Return the type of gradients between members."""
+    halved = spec.aggregation is not None and spec.aggregation.wire == "bfloat16"
+    return torch.bfloat16 if halved else torch.float32

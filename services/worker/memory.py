@@ -88,12 +88,15 @@ def room_for_slices(numbers: int, states: int, count: int, members: int, allowed
     return min((allowed - base) // each, count)
 
 
-def group_bytes() -> int:
+def group_bytes(device_bytes: int) -> int:
     """Return the bytes for a job's weights and everything beside them: half of the memory.
 
     The rest is for torch, batches and the system. In a container, its limit counts instead.
+
+    Args:
+        device_bytes: Memory of the member's device. The smaller memory counts.
     """
-    return memory_bytes() >> 1
+    return min(memory_bytes(), device_bytes) >> 1
 
 
 def _check_fits(needed: int, allowed: int) -> None:

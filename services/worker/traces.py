@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import time
 from typing import TYPE_CHECKING
 
-from common.core.messages import BatchReady, Claim, Failed, Gradient, WorkerId
+from common.core.messages import BatchReady, Claim, Failed, Reply, WorkerId
 
 if TYPE_CHECKING:
     from common.core.order_queue import Compute
@@ -54,9 +54,7 @@ class BatchTraces:
 
         return delivered
 
-    def answered(
-        self, compute: Compute, received_s: float, reply: Gradient | Failed, *, sent: bool
-    ) -> None:
+    def answered(self, compute: Compute, received_s: float, reply: Reply, *, sent: bool) -> None:
         """Trace the answer to an order: one gradient of all its batches, or a failure.
 
         Args:

@@ -69,16 +69,24 @@ class Member:
         return _found(vector)
 
     def exchange(
-        self, name: str, numbers: Sequence[float], sent: Sequence[int], received: Sequence[int]
+        self,
+        name: str,
+        numbers: Sequence[float],
+        sent: Sequence[int],
+        received: Sequence[int],
+        dtype: str = "float32",
     ) -> Vector:
         """Exchange parts."""
-        incoming = self._tensor([nan] * sum(received))
-        self._formed[name].exchange(self._tensor(numbers), sent, incoming, received)
+        incoming = self._tensor([nan] * sum(received)).to(_dtype(dtype))
+        outgoing = self._tensor(numbers).to(_dtype(dtype))
+        self._formed[name].exchange(outgoing, sent, incoming, received)
         return _found(incoming)
 
-    def gather(self, name: str, numbers: Sequence[float], lengths: Sequence[int]) -> Vector:
+    def gather(
+        self, name: str, numbers: Sequence[float], lengths: Sequence[int], dtype: str = "float32"
+    ) -> Vector:
         """Gather parts."""
-        vector = self._tensor(numbers)
+        vector = self._tensor(numbers).to(_dtype(dtype))
         self._formed[name].gather(vector, lengths)
         return _found(vector)
 
@@ -117,8 +125,14 @@ def _rank(key: str) -> int | None:
     return int(last) if last.isdigit() else None
 
 
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
 def _found(vector: Tensor) -> Vector:
-    found: Vector = vector.numpy(force=True)
+    # NumPy has no bfloat16.
+    found: Vector = vector.float().numpy(force=True)
     return found
 
 

@@ -24,6 +24,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "exchange": ([1.0] * 1000, [250] * 4, [250] * 4),
     "gather": ([1.0] * 1000, [250] * 4),
 }
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 
 @pytest.fixture
@@ -68,7 +69,8 @@ def test_all_reduce_sums_vectors_and_counters(together: Together, name: str) -> 
     assert all(found[m].tobytes() == found["m0"].tobytes() for m in ALL)
 
 
-def test_exchange_moves_parts_of_any_length(together: Together, name: str) -> None:
+@DTYPES
+def test_exchange_moves_parts_of_any_length(together: Together, name: str, dtype: str) -> None:
     members = ALL[:3]
     together.form(name, members)
     # Lengths that each member sends to ranks 0, 1 and 2, so rank 1 gets nothing.
@@ -79,7 +81,7 @@ def test_exchange_moves_parts_of_any_length(together: Together, name: str) -> No
             "exchange",
             name,
             {
-                m: ([10.0 * n + k for k in range(5)], sent, [sent[n]] * 3)
+                m: ([10.0 * n + k for k in range(5)], sent, [sent[n]] * 3, dtype)
                 for n, m in enumerate(members)
             },
         )
@@ -90,14 +92,17 @@ def test_exchange_moves_parts_of_any_length(together: Together, name: str) -> No
     assert found["m2"].tolist() == [3, 4, 13, 14, 23, 24]
 
 
-def test_gather_returns_all_parts_to_every_member(together: Together, name: str) -> None:
+@DTYPES
+def test_gather_returns_all_parts_to_every_member(
+    together: Together, name: str, dtype: str
+) -> None:
     members = ALL[:3]
     together.form(name, members)
     lengths = [2, 0, 3]
 
     found = results(
         together.begin(
-            "gather", name, {m: ([float(n)] * 5, lengths) for n, m in enumerate(members)}
+            "gather", name, {m: ([float(n)] * 5, lengths, dtype) for n, m in enumerate(members)}
         )
     )
 

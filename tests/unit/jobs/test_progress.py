@@ -322,18 +322,23 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
     return replace(record, spec=changed_spec(spec, {"aggregation": block}))
 
 
-def test_transport_of_a_running_group_cannot_be_changed() -> None:
-    running, nccl = aggregated({"mode": "group"}).spec, {"mode": "group", "transport": "nccl"}
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("transport", "gloo", "nccl"), ("wire", "float32", "bfloat16")],
+)
+def test_what_travels_in_a_running_group_cannot_be_changed(
+    name: str, before: str, after: str
+) -> None:
+    running, wanted = aggregated({"mode": "group"}).spec, {"mode": "group", name: after}
 
     with pytest.raises(
-        UserError, match=r"cannot change from gloo to nccl directly; change to aggreg"
+        UserError, match=rf"{name}: cannot change from {before} to {after} directly; change to agg"
     ):
-        changed_spec(running, {"aggregation": nccl})
+        changed_spec(running, {"aggregation": wanted})
 
     on_the_board = changed_spec(running, {"aggregation": None})
-    among = changed_spec(on_the_board, {"aggregation": nccl}).aggregation
-    assert among is not None
-    assert among.transport == "nccl"
+    among = changed_spec(on_the_board, {"aggregation": wanted}).aggregation
+    assert getattr(among, name) == after
 
 
 @pytest.mark.parametrize("holds", [UNSET, 0, 32], ids=["board", "replicas", "slices"])

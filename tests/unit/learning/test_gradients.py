@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from itertools import cycle
 from math import inf, nan
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.core.scores import BINS
+from common.core.vectors import SparseVector
 from common.errors import CorruptError, UserError
 from common.learning.arithmetic import Arithmetic
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer
 from common.learning.models import RunningNorm
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import has_batch_norm
+from common.learning.parameters import GIVEN_AWAY, has_batch_norm
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -182,6 +184,44 @@ def test_gradient_bits_do_not_depend_on_earlier_computations() -> None:
     batches = [points(20, 8), points(21, 6)]
     assert np.array_equal(used.compute(batches).vector, fresh.compute(batches).vector)
     assert np.array_equal(used.compute(batches).vector, fresh.compute(batches).vector)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        normalised,
+        # Its gradient is handed over with its memory.
+        lambda: nn.Sequential(nn.Linear(3, GIVEN_AWAY // 4), nn.Linear(GIVEN_AWAY // 4, 1)),
+    ],
+    ids=["small", "large"],
+)
+def test_gradient_left_on_the_device_has_the_bits_of_the_one_on_the_host(
+    make: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(1)
+    network = make()
+    host, device = computer(copy.deepcopy(network)), computer(network)
+    device.on_device = True
+    kept = list[tuple[Tensor, bytes]]()
+    for seed in range(3):
+        batches = [points(seed, 8), points(seed + 10, 8)]
+        found, wanted = device.compute(batches), host.compute(batches).vector.tobytes()
+        assert isinstance(found.numbers, Tensor)
+        kept.append((found.tensor, wanted))
+        # Later gradients leave earlier ones as they are.
+        assert all(tensor.numpy().tobytes() == bits for tensor, bits in kept)
+        assert found.vector.tobytes() == wanted
+
+
+def test_sparse_gradient_left_on_the_device_is_dense() -> None:
+    task = Counting()
+    host, device = (GradientComputer(task, nn.Embedding(10, 1, sparse=True), CPU) for _ in "ab")
+    device.on_device = True
+    for ids in ([1, 1, 3], [7, 3], [2]):
+        batches = [{"id": np.array(ids, np.int64)}]
+        expected = host.compute(batches)
+        assert isinstance(expected.numbers, SparseVector)
+        assert device.compute(batches).tensor.tolist() == expected.tensor.tolist()
 
 
 def test_update_does_not_depend_on_how_batches_are_split_or_ordered() -> None:

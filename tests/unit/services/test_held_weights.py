@@ -29,7 +29,9 @@ from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
+from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.held_weights import Formed, HeldSlices, HeldWhole
+from services.worker.traffic import TrafficCounter, counted
 from tests.fakes.group import MemoryGroup, MemoryNetwork
 from tests.ulps import assert_within_ulps
 
@@ -242,6 +244,56 @@ def test_adam_state_moves_from_board_to_replicas_and_back_bit_for_bit() -> None:
     assert back.snapshot() == alone(updates[:4]).snapshot()
     stepped(back, updates[4:])
     assert back.snapshot() == alone(updates).snapshot()
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+def test_rounded_gradients_take_half_the_bytes_and_are_summed_in_float32(owners: int) -> None:
+    parts = drawn(0), PARAMETERS, OptimizerSettings("adamw", 0.01)
+    ranks = range(3)
+    owned = tuple(tuple((n + m) % 3 for m in range(owners)) for n in range(COUNT))
+    gradients = [drawn(rank + 1) for rank in ranks]
+    rounded = [torch.from_numpy(each).bfloat16().float() for each in gradients]
+    total = (rounded[0] + rounded[1] + rounded[2]).bfloat16().float()
+    expected = Trainer(*parts)
+    expected.step(total.clone(), 12)
+
+    def traffic(layout: str, wire: torch.dtype) -> int:
+        """Update three members; return the bytes of gradients that they sent and received."""
+        network, counters = MemoryNetwork(), [TrafficCounter(WorkerMetrics(("a",))) for _ in ranks]
+        groups = [network.groups() for _ in ranks]
+        peers = [Peer(f"w{n}", each.address) for n, each in enumerate(groups)]
+        members = tuple(Member(WorkerId(f"w{n}"), n) for n in ranks)
+        held: list[HeldWhole | HeldSlices] = [
+            HeldWhole(Trainer(*parts), wire)
+            if layout == "replicas"
+            else HeldSlices(SlicedTrainer(*parts, count=COUNT), wire)
+            for _ in ranks
+        ]
+
+        def enter(rank: int) -> int:
+            group = counted(groups[rank], counters[rank])("1", peers, rank)
+            group.form()
+            formed = Formed((1, 1), Membership(1, members, owned), rank, group)
+            reduce = Reduce(AttemptId(1, 1, 1), (), 12)
+            held[rank].add_up(formed, reduce, [part(gradients[rank], 4)])
+            found, _ = held[rank].result(reduce)
+            held[rank].apply()
+            return found
+
+        with ThreadPoolExecutor(3) as pool:
+            assert len(set(pool.map(enter, ranks))) == 1
+        found = {each.weights.numpy().tobytes() for each in held}
+        assert len(found) == 1
+        if wire == torch.bfloat16:
+            assert found == {expected.vector.numpy().tobytes()}
+        return sum(each.traffic.total for each in counters)
+
+    one_way = 2 * 4 * NUMBERS * 2  # sent and received, by all but one of three
+    for layout, weights_bytes in (("replicas", 0), ("slices", one_way)):
+        full = traffic(layout, torch.float32) - weights_bytes
+        half = traffic(layout, torch.bfloat16) - weights_bytes
+        # Counts of samples and members are not halved.
+        assert half == pytest.approx(full / 2, abs=600)
 
 
 def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:

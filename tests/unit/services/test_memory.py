@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.learning.host import memory_bytes
 from services.worker.memory import check_group_memory, group_bytes, room_for_slices
 
 MIB = 1 << 18  # numbers
@@ -17,13 +18,13 @@ MIB = 1 << 18  # numbers
 
 def test_group_memory_check_accepts_weights_that_fit() -> None:
     check_group_memory(MIB, 2, 13 << 20)
-    check_group_memory(MIB, 0, group_bytes())
+    check_group_memory(MIB, 0, group_bytes(memory_bytes()))
 
 
 @pytest.mark.parametrize(
     ("numbers", "allowed"),
     # No machine has this much memory.
-    [(MIB, 12 << 20), (MIB << 24, group_bytes())],
+    [(MIB, 12 << 20), (MIB << 24, group_bytes(memory_bytes()))],
 )
 def test_group_memory_check_rejects_weights_that_do_not_fit(numbers: int, allowed: int) -> None:
     with pytest.raises(UserError, match="half of the machine or container"):
