@@ -51,7 +51,7 @@ GROUP = """
 
 
 SLICES = """
-            aggregation: {mode: group, layout: slices, servers: 2, owners: %d}
+            aggregation: {mode: group, layout: slices, servers: 2, owners: %d, wire: bfloat16}
             checkpoint: {every_s: 0.5}
 """
 
