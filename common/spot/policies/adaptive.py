@@ -22,7 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
-from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Policy, Situation
+from common.spot.policies.policy import (
+    NOWHERE,
+    ON_DEMAND,
+    Decision,
+    Places,
+    Policy,
+    Situation,
+    by_slot,
+)
 from common.spot.theory.provisioning import (
     TOLERANCE,
     Order,
@@ -136,6 +144,8 @@ class Adaptive(Policy):
         why = self._why(last, situation)
         if not why:
             return last
+        if situation.work.undisturbed_s > situation.work.deadline_s:
+            return self._late(situation, last)
         best, pool = self._solve(situation, last)
         decided = decision(situation, best, pool, f"{why}: {best.reason}")
         return last if np.array_equal(decided.places, last.places) else decided
@@ -149,6 +159,19 @@ class Adaptive(Policy):
         market = market_of(situation.pools, pool)
         most = plan_of(work, market, market.spot.at_most(work.workers))
         return decision(situation, most, pool, BEGINNING)
+
+    def _late(self, situation: Situation, last: Decision) -> Decision:
+        """Keep running machines, since a move would delay the job; order others on demand."""
+        places = np.where(situation.up, last.places, ON_DEMAND).clip(ON_DEMAND).astype(np.int8)
+        if np.array_equal(places, last.places) and not last.plan.feasible:
+            return last
+        work, kept = situation.work, int((places > ON_DEMAND).sum())
+        market = market_of(situation.pools, max(int(places.max()), FIRST_SPOT))
+        late_s = work.undisturbed_s - work.deadline_s
+        reason = f"{kept} running workers stay on spot, the others are on demand: at least"
+        reason += f" {late_s:,.6g} s late"
+        plan = replace(plan_of(work, market, kept), feasible=False, binding="infeasible")
+        return by_slot(places, replace(plan, reason=reason), reason, situation)
 
     def _why(self, last: Decision, now: Situation) -> str:
         if now.work.updates == 0:

@@ -276,19 +276,24 @@ class Term:
         return sum(plan.counts.values()) + len(desired_machines(plan.places, plan.pools))
 
     def _compare(self, may_order: Callable[[DesiredMachine], bool], now_s: float) -> FleetDiff:
-        """Compare the wanted machines with the existing ones."""
-        known, plan = self._known, self._known.ledger.plan
+        """Compare the wanted machines with the existing ones.
+
+        A plan releases no machine before its start-up has ended: the next plan may want it again,
+        and a start-up is paid without any work.
+        """
+        known, plan, there = self._known, self._known.ledger.plan, self._known.ledger.open
         if known.wanted != "running" or plan is None:
-            return reconcile((), known.ledger.open)
+            return reconcile((), there)
+        ready = readiness(known.settings.pools, known.estimator.start_ups, now_s)
         if plan.counted:
-            there, gone = known.ledger.open, known.ledger.gone_bids
-            return reconcile_counted(plan.counts, there, may_order, now_s, gone)
-        all_desired = desired_machines(plan.places, plan.pools)
-        moves = known.settings.on_preemption == "reassign"
-        at_work = None
-        if moves:
-            at_work = readiness(known.settings.pools, known.estimator.start_ups, now_s)
-        return reconcile(all_desired, known.ledger.open, may_order, at_work)
+            gone = known.ledger.gone_bids
+            diff = reconcile_counted(plan.counts, there, may_order, now_s, gone)
+        else:
+            all_desired = desired_machines(plan.places, plan.pools)
+            moves = known.settings.on_preemption == "reassign"
+            diff = reconcile(all_desired, there, may_order, ready if moves else None)
+        release = tuple(each for each in diff.release if each.left or ready(each))
+        return diff._replace(release=release)
 
     def _steps(self, now_s: float) -> FleetDiff:
         """Return missing and surplus machines.
