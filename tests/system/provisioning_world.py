@@ -719,7 +719,9 @@ def _machines(world: World) -> Iterator[Violation]:
     for machine in machines:
         rented = world.truth.machines[machine.launch]
         reported = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
-        true = (machine.id, machine.started_s, machine.ended_s, machine.cause)
+        given_up = rented.never_reported and machine.cause == "released"
+        cause = "failed" if given_up else machine.cause
+        true = (machine.id, machine.started_s, machine.ended_s, cause)
         if reported != true and machine.launch not in world.faults.hidden:
             yield Violation("machines are reported as they were", f"{rented} {machine}")
 

@@ -137,7 +137,10 @@ class FleetWatch:
             yield Started(term, instance.launch, at_s, machine.id, *given, machine.usd_per_hour)
         if machine.state == "ended":
             at_s = now_s if machine.ended_s is None else machine.ended_s
-            yield Ended(term, instance.launch, at_s, machine.cause or "lost", machine.detail)
+            cause, detail = machine.cause or "lost", machine.detail
+            if instance.never_reported and cause == "released":
+                cause, detail = "failed", "released, because its worker never reported"
+            yield Ended(term, instance.launch, at_s, cause, detail)
 
     def _not_named(self, instance: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
         term, launch, settings = self.ledger.term, instance.launch, self.settings

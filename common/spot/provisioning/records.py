@@ -212,15 +212,17 @@ class SlotAssigned(msgspec.Struct, frozen=True, tag="slot-assigned"):
     worker: NonEmpty[str]
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The worker of a machine with a slot is gone, and the slot waits for another machine.
+class Left(msgspec.Struct, frozen=True, tag="left", omit_defaults=True):
+    """A machine still runs, but has no worker, and another machine takes its place.
 
-    The machine still runs: the provider has given notice, or the worker has failed.
+    The worker of a machine with a slot is gone: the provider has given notice, or it has failed.
     """
 
     term: Count
     at_s: Rate
     launch: Ordinal
+    # True if no worker of any machine, with or without a slot, ever sent a heartbeat.
+    never_reported: bool = False
 
 
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):

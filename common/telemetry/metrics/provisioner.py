@@ -63,6 +63,13 @@ class ProvisionerMetrics(MetricSet):
             "cause",
         )
         yield counter(
+            "doll_machines_never_reported_total",
+            "Total number of the job's machines in the pool (machines of one kind at one price)"
+            " that were released because their workers never sent a heartbeat.",
+            of(report, lambda it: it.never_reported),
+            "pool",
+        )
+        yield counter(
             "doll_plans_total",
             "Total number of plans for the job's machines. The label `feasible` is `no` if no"
             " choice of machines meets the deadline, otherwise `yes`.",

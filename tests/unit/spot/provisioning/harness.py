@@ -54,10 +54,15 @@ class Street:
         """Return the names of the workers with heartbeats."""
         return frozenset(
             ledger.machines[machine.launch].member
-            for machine in self.fleet.machines()
+            for machine in self.fleet.rented
             if machine.state == "running"
-            and self.clock() >= machine.started_s + self.joins_s.get(machine.pool, math.inf)
+            and self.clock() >= machine.started_s + self.joins(machine.launch, machine.pool)
         )
+
+    def joins(self, launch: int, pool: str) -> float:
+        """Return the time from a machine's start to its worker's first heartbeat."""
+        del launch
+        return self.joins_s.get(pool, math.inf)
 
     @property
     def records(self) -> list[PlanRecord]:
