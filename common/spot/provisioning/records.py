@@ -186,7 +186,7 @@ EndedBecause: TypeAlias = Literal[
     "failed",
     # The machine never started: there was no capacity, or the order was wrong.
     "refused",
-    # The machine no longer exists, for an unknown reason.
+    # The machine no longer exists for an unknown reason, or somebody else stopped or ended it.
     "lost",
 ]
 

@@ -101,7 +101,7 @@ class Term:
 
     def __init__(self, known: Known, now_s: float) -> None:
         self._known = known
-        self._watch = FleetWatch(known.settings, known.ledger)
+        self._watch = FleetWatch(known.settings, known.ledger, since_s=now_s)
         self._policy = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
         self._begun_s = now_s
         self._unread = deque[PlanRecord]()
@@ -380,10 +380,12 @@ class Term:
 
     def _release(self, now_s: float) -> Iterator[ProvisionerCommand]:
         machines = self._watch.releases(self._steps(now_s).release, now_s)
-        if machines:
-            wanted = self._known.wanted
-            why = "the plan has other machines" if wanted == "running" else f"the job is {wanted}"
-            yield do.Release(machines, why)
+        wanted, strangers = self._known.wanted, self._watch.strangers
+        why = "the plan has other machines" if wanted == "running" else f"the job is {wanted}"
+        if ours := tuple(machine for machine in machines if machine not in strangers):
+            yield do.Release(ours, why)
+        if others := tuple(machine for machine in machines if machine in strangers):
+            yield do.Release(others, "they have no order, or were stopped by somebody else")
 
     # --- plans and reviews ---------------------------------------------------------------------
 

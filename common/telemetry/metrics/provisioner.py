@@ -58,7 +58,7 @@ class ProvisionerMetrics(MetricSet):
             "Total number of machines that ended since the job began, by cause: `preempted` (the"
             " provider took a spot machine back), `released` (no longer needed), `failed` (an"
             " error on the machine), `refused` (the provider did not start it) or `lost` (it"
-            " disappeared for an unknown reason).",
+            " disappeared for an unknown reason, or somebody else stopped or ended it).",
             of(report, lambda it: it.ended),
             "cause",
         )
