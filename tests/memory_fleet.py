@@ -135,9 +135,9 @@ class MemoryFleet:
             if machine.id in machines:
                 token.machine = self._ended(machine, self._clock(), "released", "given back")
         for token in self._tokens.values():
-            machine = token.machine
-            if machine is not None and machine.state == "stopped" and machine.id in machines:
-                token.machine = machine._replace(state="ended")
+            held = token.machine
+            if held is not None and held.state == "stopped" and held.id in machines:
+                token.machine = held._replace(state="ended")
 
     def machines(self) -> tuple[Machine, ...]:
         """List the machines that run, and those that ended lately."""

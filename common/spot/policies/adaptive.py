@@ -22,15 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
-from common.spot.policies.policy import (
-    NOWHERE,
-    ON_DEMAND,
-    Decision,
-    Places,
-    Policy,
-    Situation,
-    by_slot,
-)
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Policy, Situation
 from common.spot.theory.provisioning import (
     TOLERANCE,
     Order,
@@ -162,16 +154,15 @@ class Adaptive(Policy):
 
     def _late(self, situation: Situation, last: Decision) -> Decision:
         """Keep running machines, since a move would delay the job; order others on demand."""
-        places = np.where(situation.up, last.places, ON_DEMAND).clip(ON_DEMAND).astype(np.int8)
-        if np.array_equal(places, last.places) and not last.plan.feasible:
-            return last
-        work, kept = situation.work, int((places > ON_DEMAND).sum())
-        market = market_of(situation.pools, max(int(places.max()), FIRST_SPOT))
-        late_s = work.undisturbed_s - work.deadline_s
-        reason = f"{kept} running workers stay on spot, the others are on demand: at least"
-        reason += f" {late_s:,.6g} s late"
-        plan = replace(plan_of(work, market, kept), feasible=False, binding="infeasible")
-        return by_slot(places, replace(plan, reason=reason), reason, situation)
+        kept = np.flatnonzero(situation.up & (last.places > ON_DEMAND))
+        pool, work = max(int(last.places.max()), FIRST_SPOT), situation.work
+        reason = f"{len(kept)} running workers stay on spot, the others are on demand: at least"
+        reason += f" {work.undisturbed_s - work.deadline_s:,.6g} s late"
+        plan = plan_of(work, market_of(situation.pools, pool), len(kept))
+        plan = replace(plan, feasible=False, spot_workers=kept, binding="infeasible", reason=reason)
+        late = decision(situation, plan, pool, reason)
+        known = np.array_equal(late.places, last.places) and not last.plan.feasible
+        return last if known else late
 
     def _why(self, last: Decision, now: Situation) -> str:
         if now.work.updates == 0:

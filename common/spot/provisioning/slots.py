@@ -27,8 +27,8 @@ def readiness(
 ) -> Callable[[Instance], bool]:
     """Return a function that returns True if a machine is ready to read a stream.
 
-    It is ready if its worker has sent heartbeats or, as long as heartbeats are unknown, if it has
-    run for its pool's start-up time.
+    It is ready if its worker has sent heartbeats, or if it has run for its pool's start-up time and
+    polls did not find it silent.
     """
     start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 
@@ -36,9 +36,9 @@ def readiness(
         since_s = instance.started_s
         if since_s is None or not instance.running or instance.never_reported:
             return False
-        if instance.launch in start_ups.reported or start_ups.tells(instance, now_s):
-            return instance.launch in start_ups.reported
-        return now_s >= since_s + start_up_s.get(instance.pool, 0.0)
+        silent = start_ups.silent_s(instance) > start_ups.patience_s
+        over = now_s >= since_s + start_up_s.get(instance.pool, 0.0)
+        return instance.launch in start_ups.reported or (over and not silent)
 
     return ready
 

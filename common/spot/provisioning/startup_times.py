@@ -71,6 +71,7 @@ class StartUps:
 
     Attributes:
         reported: Running machines whose workers have sent heartbeats, by launch.
+        patience_s: Longest time between two polls that follow one another.
 
     Args:
         unique: True if each machine's worker has its own name.
@@ -82,7 +83,7 @@ class StartUps:
         self._took = defaultdict[str, deque[StartUp]](lambda: deque(maxlen=KEPT))
         # Pool and time without a heartbeat of machines that are timed, by launch.
         self._waiting = dict[int, tuple[str, float]]()
-        self._patience_s = 0.0
+        self.patience_s = 0.0
         # Times of the polls before and at the first heartbeat, by name.
         self._appeared = dict[str, tuple[float, float]]()
         # Time since which polls have followed one another.
@@ -102,7 +103,7 @@ class StartUps:
         before_s, now_s = self._looked_s, seen.as_of_s
         if now_s <= before_s:
             return
-        self._looked_s, self._patience_s = now_s, patience_s
+        self._looked_s, self.patience_s = now_s, patience_s
         if now_s - before_s > patience_s:
             self._since_s = now_s
         # A heartbeat may come before the start is read back.
@@ -125,7 +126,7 @@ class StartUps:
 
         Under `hold`, the heartbeat of the slot's previous worker may not have expired yet.
         """
-        previous_s = 0.0 if self.unique else self._patience_s
+        previous_s = 0.0 if self.unique else self.patience_s
         return instance.member in seen.members and seen.as_of_s >= _begun_s(instance) + previous_s
 
     def _time(self, there: Iterable[Instance], new: Iterable[Instance], now_s: float) -> None:
@@ -157,12 +158,6 @@ class StartUps:
         if instance.launch in self.reported or spare:
             return 0.0
         return max(self._looked_s - max(self._since_s, _begun_s(instance)), 0.0)
-
-    def tells(self, instance: Instance, now_s: float) -> bool:
-        """Return True if heartbeats show whether a machine works, so that its age need not."""
-        if now_s - self._looked_s > self._patience_s or (instance.slot is None and not self.unique):
-            return False
-        return self._since_s <= _begun_s(instance) or self.silent_s(instance) >= self._patience_s
 
     def start_up_s(self, pool: Pool) -> float:
         """Return the time of a pool's machine from its start to its first work."""

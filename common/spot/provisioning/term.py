@@ -380,12 +380,10 @@ class Term:
 
     def _release(self, now_s: float) -> Iterator[ProvisionerCommand]:
         machines = self._watch.releases(self._steps(now_s).release, now_s)
-        wanted, strangers = self._known.wanted, self._watch.strangers
-        why = "the plan has other machines" if wanted == "running" else f"the job is {wanted}"
-        if ours := tuple(machine for machine in machines if machine not in strangers):
-            yield do.Release(ours, why)
-        if others := tuple(machine for machine in machines if machine in strangers):
-            yield do.Release(others, "they have no order, or were stopped by somebody else")
+        if machines:
+            wanted = self._known.wanted
+            why = "the plan does not use them" if wanted == "running" else f"the job is {wanted}"
+            yield do.Release(machines, why)
 
     # --- plans and reviews ---------------------------------------------------------------------
 

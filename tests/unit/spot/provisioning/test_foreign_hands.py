@@ -26,7 +26,7 @@ def test_machine_stopped_by_hand_is_lost_replaced_and_released() -> None:
     assert street.fleet.rented[1].state == "ended"
     (release,) = harness.did(do.Release)
     assert release.machines == ("m-2",)
-    assert release.reason == "they have no order, or were stopped by somebody else"
+    assert release.reason == "the plan does not use them"
     assert len(harness.provisioner.ledger.running) == 4
     # It is paid for until the stop.
     machine = harness.provisioner.ledger.machines[2]
