@@ -221,7 +221,7 @@ class Left(msgspec.Struct, frozen=True, tag="left", omit_defaults=True):
     term: Count
     at_s: Rate
     launch: Ordinal
-    # True if no worker of any machine, with or without a slot, ever sent a heartbeat.
+    # True if its worker never sent a heartbeat. Then the machine may have no slot.
     never_reported: bool = False
 
 
