@@ -134,6 +134,10 @@ class MemoryFleet:
         for token, machine in self._running():
             if machine.id in machines:
                 token.machine = self._ended(machine, self._clock(), "released", "given back")
+        for token in self._tokens.values():
+            held = token.machine
+            if held is not None and held.state == "stopped" and held.id in machines:
+                token.machine = held._replace(state="ended")
 
     def machines(self) -> tuple[Machine, ...]:
         """List the machines that run, and those that ended lately."""
@@ -176,6 +180,14 @@ class MemoryFleet:
     def fail(self, *launches: int) -> None:
         """End machines as if they stopped by themselves."""
         self._end(launches, "failed", "its worker ended with 1")
+
+    def stop(self, launch: int) -> None:
+        """Stop a machine by hand; it exists until it is released."""
+        for token, machine in self._running():
+            if machine.launch == launch:
+                token.machine = machine._replace(
+                    state="stopped", ended_s=self._clock(), detail="stopped by a user"
+                )
 
     def go_away(self) -> None:
         """Fail every call."""

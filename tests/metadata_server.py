@@ -1,4 +1,4 @@
-"""An instance metadata service on this machine, with EC2's rules for tokens."""
+"""Metadata services on this machine: EC2's with its rules for tokens, and those of other clouds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -16,6 +17,9 @@ from typing import Self
 TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 INTERRUPTION = "/latest/meta-data/spot/instance-action"
 ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
+SCHEDULED = "/metadata/scheduledevents?api-version=2020-07-01"
+AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST_TTL_S = 21_600
@@ -29,6 +33,9 @@ class MetadataServer:
     Args:
         clock: Clock for the expiry of tokens.
     """
+
+    # Header that a request of metadata must have.
+    header = _TOKEN_HEADER
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.issued = 0  # tokens
@@ -130,6 +137,83 @@ class MetadataServer:
         return self._answers.get(path, (HTTPStatus.NOT_FOUND, b"Not Found"))
 
 
+class _FlaggedServer(MetadataServer):
+    """A service that needs no token, but a header against requests that somebody forges."""
+
+    value = ""
+    refusal = HTTPStatus.FORBIDDEN
+
+    def metadata(self, path: str, token: str | None) -> tuple[int, bytes]:
+        """Return status and body for a request of metadata."""
+        if token != self.value:
+            self.refused += 1
+            return self.refusal, b""
+        return self._answers.get(path, (HTTPStatus.NOT_FOUND, b"Not Found"))
+
+    def token(self, ttl: str | None) -> tuple[int, bytes]:
+        """Refuse a request of a token."""
+        del ttl
+        return HTTPStatus.NOT_FOUND, b""
+
+
+class GceServer(_FlaggedServer):
+    """Metadata service of Compute Engine."""
+
+    header, value = "Metadata-Flavor", "Google"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer(PREEMPTED, b"FALSE")
+
+    def interrupt(self, at_s: float, action: str = "terminate") -> None:
+        """Give notice, which has no time."""
+        del at_s, action
+        self.answer(PREEMPTED, b"TRUE")
+
+    def talk_nonsense(self) -> None:
+        """Answer with text that is no notice."""
+        self.answer(PREEMPTED, b"perhaps")
+
+
+class AzureServer(_FlaggedServer):
+    """Metadata service of Azure, for the virtual machine `workers_3`."""
+
+    header, value = "Metadata", "true"
+    refusal = HTTPStatus.BAD_REQUEST
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer(AZURE_NAME, b"workers_3")
+        self.events()
+
+    def events(self, *events: dict[str, object]) -> None:
+        """Schedule events, in place of earlier ones."""
+        self.answer(SCHEDULED, json.dumps({"DocumentIncarnation": 1, "Events": events}).encode())
+
+    def interrupt(self, at_s: float, action: str = "terminate") -> None:
+        """Give notice that the machine ends at this time."""
+        del action
+        self.events(azure_event(at_s))
+
+    def talk_nonsense(self) -> None:
+        """Answer with text that is no notice."""
+        self.answer(SCHEDULED, b"nonsense")
+
+
+def azure_event(
+    at_s: float | None, kind: str = "Preempt", machines: tuple[str, ...] = ("workers_3",)
+) -> dict[str, object]:
+    """Return an event of Azure; without a time, it has begun."""
+    return {
+        "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "EventStatus": "Started" if at_s is None else "Scheduled",
+        "EventType": kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": machines,
+        "NotBefore": "" if at_s is None else formatdate(at_s, usegmt=True),
+    }
+
+
 class _Server(ThreadingHTTPServer):
     """Handles the requests of one service."""
 
@@ -151,7 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Give metadata away."""
-        self._reply(lambda: self.server.service.metadata(self.path, self.headers[_TOKEN_HEADER]))
+        service = self.server.service
+        self._reply(lambda: self.server.service.metadata(self.path, self.headers[service.header]))
 
     def log_message(self, *_: object) -> None:
         """Log nothing. A failing test shows its own observations."""

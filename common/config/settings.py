@@ -219,15 +219,16 @@ class Settings(BaseModel):
     otherwise the CPU. A worker has DOLL_GPUS instead."""
     threads: int = Field(default=0, ge=0)
     """Number of CPU threads with which a worker computes a gradient; 0 means all cores."""
-    notices: Literal["none", "ec2"] = "none"
-    """Source of notices that the worker's machine will be preempted: `none`, or `ec2` for EC2's
-    instance metadata service."""
+    notices: Literal["auto", "none", "ec2", "gce", "azure"] = "auto"
+    """Source of notices that the worker's machine will be preempted: the metadata service of EC2
+    (`ec2`), Compute Engine (`gce`) or Azure (`azure`), `none`, or `auto` for that of the cloud that
+    the machine's firmware names, if any."""
     # Not the AWS_ variable of the same purpose, because it often names a server that only issues
     # credentials and never shows a notice.
     metadata_endpoint: Annotated[
         str, _legal(_names_server, "must be http://host or http://host:port")
     ] = "http://169.254.169.254"
-    """URL of EC2's instance metadata service. The default is its usual link-local address."""
+    """URL of the cloud's metadata service. The default is its usual link-local address."""
     # A gradient takes up to a few seconds, and a spot notice comes 120 s ahead. Together with its
     # last messages, a worker ends before Kubernetes kills it, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)

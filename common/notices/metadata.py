@@ -1,4 +1,4 @@
-"""Client of EC2's instance metadata service, version 2."""
+"""Clients of a cloud's metadata service, and of EC2's instance metadata service, version 2."""
 
 from __future__ import annotations
 
@@ -28,6 +28,60 @@ _TOKEN_SHAPE = re.compile(rb"[\x21-\x7e]+")
 _ZONE_SHAPE = re.compile(rb"[a-z0-9-]+")
 
 
+class MetadataService:
+    """Metadata service of the machine on which this process runs.
+
+    Args:
+        endpoint: URL of the service: `http://host` or `http://host:port`.
+        timeout_s: Time without an answer after which the service counts as unavailable.
+    """
+
+    def __init__(self, endpoint: str, timeout_s: float = _TIMEOUT_S) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        # Requests go to a link-local address, never through a proxy that the environment names.
+        name = f"the metadata service at {self.endpoint}"
+        self._http = BoundedClient(name, timeout_s, trust_env=False)
+
+    def get(self, path: str, header: tuple[str, str]) -> bytes | None:
+        """Return the value at a path, or None.
+
+        Raises:
+            UnavailableError: If the service is unavailable or slow; call again later.
+            OutsideError: If the service refuses the request.
+        """
+        return self.found(path, *self.ask("GET", path, header))
+
+    def ask(self, method: str, path: str, header: tuple[str, str]) -> tuple[int, bytes]:
+        """Return status and body of the answer to a request.
+
+        Raises:
+            UnavailableError: If the service is unavailable or slow; call again later.
+        """
+        return self._http.ask(method, self.endpoint + path, headers=[header])
+
+    def found(self, path: str, status: int, body: bytes) -> bytes | None:
+        """Return the body of an answer; None if nothing is at the path.
+
+        Raises:
+            UnavailableError: If the service is busy or failing; call again later.
+            OutsideError: If the service refuses the request.
+        """
+        return None if status == HTTPStatus.NOT_FOUND else self.granted(path, status, body)
+
+    def granted(self, path: str, status: int, body: bytes) -> bytes:
+        """Return the body of an answer with status 200.
+
+        Raises:
+            UnavailableError: If the service is busy or failing; call again later.
+            OutsideError: If the service refuses the request.
+        """
+        if status == HTTPStatus.OK:
+            return body
+        passing = status == HTTPStatus.TOO_MANY_REQUESTS or status // 100 == 5
+        kind = UnavailableError if passing else OutsideError
+        raise kind(f"{self.endpoint}{path} answered with status {status}")
+
+
 class InstanceMetadata:
     """Metadata of the EC2 instance on which this process runs.
 
@@ -43,10 +97,7 @@ class InstanceMetadata:
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endpoint = endpoint.rstrip("/")
-        # Requests go to a link-local address, never through a proxy that the environment names.
-        name = f"the metadata service at {self._endpoint}"
-        self._http = BoundedClient(name, timeout_s, trust_env=False)
+        self._service = MetadataService(endpoint, timeout_s)
         self._clock = clock
         self._token = ""
         self._renew_at = 0.0
@@ -60,7 +111,8 @@ class InstanceMetadata:
         """
         body = self.get(_ZONE_ID) or b""
         if not _ZONE_SHAPE.fullmatch(body):
-            raise OutsideError(f"{self._endpoint}{_ZONE_ID} must return a zone, got {body[:40]!r}")
+            endpoint = self._service.endpoint
+            raise OutsideError(f"{endpoint}{_ZONE_ID} must return a zone, got {body[:40]!r}")
         return body.decode()
 
     def get(self, path: str) -> bytes | None:
@@ -70,32 +122,22 @@ class InstanceMetadata:
             UnavailableError: If the service is unavailable or slow; call again later.
             OutsideError: If the service refuses the request.
         """
-        status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
+        ask, found = self._service.ask, self._service.found
+        status, body = ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
         # The token can expire during a hibernation, because our clock stands still.
         if status == HTTPStatus.UNAUTHORIZED:
             self._token = ""
-            status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
-        return None if status == HTTPStatus.NOT_FOUND else self._granted(path, status, body)
+            status, body = ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
+        return found(path, status, body)
 
     def _valid_token(self) -> str:
         asked_at = self._clock()
         if not self._token or asked_at >= self._renew_at:
-            status, token = self._ask("PUT", _TOKEN, (_TTL_HEADER, str(_TOKEN_TTL_S)))
-            self._granted(_TOKEN, status, token)
+            status, token = self._service.ask("PUT", _TOKEN, (_TTL_HEADER, str(_TOKEN_TTL_S)))
+            self._service.granted(_TOKEN, status, token)
             if not _TOKEN_SHAPE.fullmatch(token):
-                raise OutsideError(
-                    f"{self._endpoint}{_TOKEN} must return a token, got {token[:40]!r}"
-                )
+                endpoint = self._service.endpoint
+                raise OutsideError(f"{endpoint}{_TOKEN} must return a token, got {token[:40]!r}")
             self._token = token.decode()
             self._renew_at = asked_at + _TOKEN_TTL_S - _RENEW_S
         return self._token
-
-    def _granted(self, path: str, status: int, body: bytes) -> bytes:
-        if status == HTTPStatus.OK:
-            return body
-        passing = status == HTTPStatus.TOO_MANY_REQUESTS or status // 100 == 5
-        kind = UnavailableError if passing else OutsideError
-        raise kind(f"{self._endpoint}{path} answered with status {status}")
-
-    def _ask(self, method: str, path: str, header: tuple[str, str]) -> tuple[int, bytes]:
-        return self._http.ask(method, self._endpoint + path, headers=[header])

@@ -57,7 +57,8 @@ class Refused(NamedTuple):
     reason: str
 
 
-MachineState: TypeAlias = Literal["running", "ended"]
+# A stopped machine has ended its work, but is paid for until it is released, for example its disk.
+MachineState: TypeAlias = Literal["running", "stopped", "ended"]
 EndCause: TypeAlias = Literal[
     "preempted",  # the provider took it back
     "released",  # we gave it back
@@ -107,7 +108,7 @@ class Fleet(Protocol):
         """
 
     def machines(self) -> tuple[Machine, ...]:
-        """Return all running machines of the job, and recently ended ones, by launch.
+        """Return all running and stopped machines of the job, and recently ended ones, by launch.
 
         A machine that is no longer listed has ended for an unknown reason.
         """

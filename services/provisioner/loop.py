@@ -253,6 +253,9 @@ class JobProvisioner:
 
     def _log_record(self, record: PlanRecord) -> None:
         """Log changes. Reviews and prices are only in the topic."""
+        if isinstance(record, Left) and record.never_reported:
+            self._log.warning("worker_never_reported", launch=record.launch)
+            return
         event, names = _LOGGED.get(type(record), ("", ()))
         log = self._log.bind(plan=record.number) if isinstance(record, Planned) else self._log
         if event:

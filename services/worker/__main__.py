@@ -23,7 +23,7 @@ from common.config.program import command_line
 from common.errors import UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
-from common.notices.ec2 import open_notices
+from common.notices.preemption import open_notices
 from common.runtime import fork_server
 from common.runtime.service import run
 from common.telemetry.metrics.registry import ProcessMetrics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.notices.ec2 import Notice, PreemptionNotices
+    from common.notices.preemption import Notice, PreemptionNotices
     from common.telemetry.logging import EventLogger
 
 # Amazon recommends polling every 5 s of the 120 s that a notice gives, but sends notices on a

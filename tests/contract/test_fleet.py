@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -271,6 +272,21 @@ def test_tags_prevent_second_machine_if_provider_forgets_tokens(ec2: Ec2) -> Non
         another.release([machine_of(another, 1).id])
         assert fleet.launch([order(1)]) == ()
         assert running(fleet) == [2]
+
+
+def test_machine_stopped_by_hand_is_listed_until_its_release(ec2: Ec2) -> None:
+    with closing(ec2.fleet()) as fleet:
+        fleet.launch([order(1), order(2)])
+        machine = machine_of(fleet, 1)
+        ec2.server.client().stop_instances(InstanceIds=[machine.id])
+        await_that(lambda: machine_of(fleet, 1).state == "stopped")
+        stopped = machine_of(fleet, 1)
+        assert (stopped.cause, running(fleet)) == (None, [2])
+        assert stopped.detail.startswith("stopped; Client.UserInitiatedShutdown")
+        assert stopped.ended_s is not None
+        assert stopped.ended_s >= math.floor(machine.started_s)
+        fleet.release([machine.id])
+        assert [launch for launch, _ in ended(fleet)] == [1]
 
 
 def test_tokens_prevent_second_machine_if_listing_lags(ec2: Ec2) -> None:

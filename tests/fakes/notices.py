@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.errors import UnavailableError
-from common.notices.ec2 import Notice
+from common.notices.preemption import Notice
 
 
 class MemoryNotices:

@@ -194,6 +194,17 @@ PROVISIONING_MUTANTS = (
         ),
     ),
     Mutant(
+        "a machine is given up only if its worker never reported",
+        60,
+        (
+            Edit(
+                HERE + "startup_times.py",
+                "if instance.launch in self.reported or spare:",
+                "if spare:",
+            ),
+        ),
+    ),
+    Mutant(
         "a plan bids only once for a machine",
         60,
         (Edit(HERE + "fleet_diff.py", " - gone_bids.get(offer, 0)", ""),),

@@ -296,6 +296,8 @@ class World:
         self.counting: Counting | None = None
         # Launches whose workers have left.
         self.silent = set[int]()
+        # Launches whose workers never start, under `reassign`.
+        self.dead = set(self.chance.choices(range(1, 7), k=self.chance.choice((0, 0, 2))))
         # Time by launch at which its worker joined.
         self.begun_s: dict[int, float] = {}
         if seed % 3 == COUNTED:
@@ -479,6 +481,7 @@ class World:
                 for machine in self.fleet.rented
                 if machine.state == "running"
                 and self.now_s >= machine.started_s + joins_s(machine.launch)
+                and machine.launch not in self.dead
             )
         held = (self.truth.machines[launch] for launch in self.running())
         begun = [
@@ -617,7 +620,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
             yield Violation("no more machines are ordered than planned", f"{there} of {asked}")
         if asked.bid_usd_per_hour is not None:
             yield from _bid_once(world, asked, there)
-    beats = set(world.running()) - world.silent
+    beats = set(world.running()) - world.silent - world.dead
     if isinstance(record, Left) and record.launch in beats:
         yield Violation("a worker that sends heartbeats has not left", str(record))
     if isinstance(record, SlotAssigned):
@@ -640,7 +643,10 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
 
 
 def check_settled(world: World) -> Iterator[Violation]:
-    """Check that, some time after faults, planned machines run and no request for a plan waits."""
+    """Check that, some time after faults, planned machines run and no request for a plan waits.
+
+    A pool with a worker that never reported may still wait before it is used again in full.
+    """
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
@@ -652,7 +658,7 @@ def check_settled(world: World) -> Iterator[Violation]:
     running = {machine.slot for machine in world.fleet.rented if machine.state == "running"}
     if plan.counted:
         yield from _settled_counted(world, plan)
-    elif not wanted <= running:
+    elif not wanted <= running and not world.truth.never_reported[ALONE.pool]:
         yield Violation("planned machines run", f"{wanted} wanted, {running} run")
     if world.truth.replans:
         yield Violation("a request for a plan is answered", str(world.truth.replans))
@@ -679,7 +685,7 @@ def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
     there = world.truth.running
     counts = Counter(each.asked for each in there if not each.left)
     alone = plan.counts.get(ALONE, 0)
-    if counts[ALONE] != alone:
+    if counts[ALONE] != alone and not world.truth.never_reported[ALONE.pool]:
         yield Violation("planned on-demand machines run", f"{alone} of {there}")
     if too_many := {asked: n for asked, n in counts.items() if n > plan.counts.get(asked, 0)}:
         yield Violation("machines beyond the plan are released", str(too_many))
@@ -719,7 +725,9 @@ def _machines(world: World) -> Iterator[Violation]:
     for machine in machines:
         rented = world.truth.machines[machine.launch]
         reported = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
-        true = (machine.id, machine.started_s, machine.ended_s, machine.cause)
+        given_up = rented.never_reported and machine.cause == "released"
+        cause = "failed" if given_up else machine.cause
+        true = (machine.id, machine.started_s, machine.ended_s, cause)
         if reported != true and machine.launch not in world.faults.hidden:
             yield Violation("machines are reported as they were", f"{rented} {machine}")
 
@@ -757,6 +765,9 @@ def _start_ups(world: World) -> Iterator[Violation]:
             # A join is noticed at the next poll, so the measured time may differ.
             least_s = min(pool.start_up_s, shortest_s / 2)
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
+            if world.dead:
+                # Such a machine is given up after this time, noticed at a poll.
+                most_s = max(most_s, settings.unseen_s + 2 * settings.grace_s)
             if not least_s <= start_up_s <= most_s:
                 yield Violation(
                     "start-up times are learned correctly", f"{start_up_s} of {pool.name}"

@@ -136,6 +136,8 @@ class Adaptive(Policy):
         why = self._why(last, situation)
         if not why:
             return last
+        if situation.work.undisturbed_s > situation.work.deadline_s:
+            return self._late(situation, last)
         best, pool = self._solve(situation, last)
         decided = decision(situation, best, pool, f"{why}: {best.reason}")
         return last if np.array_equal(decided.places, last.places) else decided
@@ -149,6 +151,18 @@ class Adaptive(Policy):
         market = market_of(situation.pools, pool)
         most = plan_of(work, market, market.spot.at_most(work.workers))
         return decision(situation, most, pool, BEGINNING)
+
+    def _late(self, situation: Situation, last: Decision) -> Decision:
+        """Keep running machines, since a move would delay the job; order others on demand."""
+        kept = np.flatnonzero(situation.up & (last.places > ON_DEMAND))
+        pool, work = max(int(last.places.max()), FIRST_SPOT), situation.work
+        reason = f"{len(kept)} running workers stay on spot, the others are on demand: at least"
+        reason += f" {work.undisturbed_s - work.deadline_s:,.6g} s late"
+        plan = plan_of(work, market_of(situation.pools, pool), len(kept))
+        plan = replace(plan, feasible=False, spot_workers=kept, binding="infeasible", reason=reason)
+        late = decision(situation, plan, pool, reason)
+        known = np.array_equal(late.places, last.places) and not last.plan.feasible
+        return last if known else late
 
     def _why(self, last: Decision, now: Situation) -> str:
         if now.work.updates == 0:

@@ -137,18 +137,25 @@ class Backlog:
         lag_s = max(self.lag_s + seconds * (1 - self.made(machines)), 0.0)
         return min(spare_s, self.max_lag_s - lag_s)
 
+    @property
+    def late(self) -> bool:
+        """True if no number of machines meets the deadline any more."""
+        work, most = self.situation.work, self.made(self.needed)
+        least_s = work.undisturbed_s / most if most else math.inf
+        return max(least_s, self.arrives_in_s) > work.deadline_s
+
     def forecast(self, spots: int, on_demand: int) -> Forecast:
         """Forecast the runtime with some machines; spot machines run for a share of the time."""
-        left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
+        left_s = self.situation.work.undisturbed_s
         mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
         chances = distribution_of_running(spots, self.spot.share) if spots else np.ones(1)
         running = enumerate(chances.tolist())
         made = math.fsum(each * self.made(on_demand + mean * many) for many, each in running)
         runtime_s = max(left_s / made if made else math.inf, self.arrives_in_s)
-        most = self.made(self.needed)
-        if max(left_s / most if most else math.inf, self.arrives_in_s) > deadline_s:
+        if self.late:
             return Forecast(runtime_s, "infeasible")
-        return Forecast(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
+        slow = self.made(self.needed) < 1 and self.arrives_in_s
+        return Forecast(runtime_s, "stability" if slow else None)
 
     def lost_s(self, certain: int) -> float:
         """Return the part of `spare_s` that a loss of the largest pool would use up.
@@ -175,6 +182,9 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
     there = backlog.situation.machines.get(Offer(alone.name), MachineCount())
     speeds = np.array([pool.speed for pool in spot.pools])
     ready = float(np.dot(spot.ready, speeds))
+    had = float(np.dot(spot.had, speeds))
+    if backlog.late:
+        return _late(backlog, there, needed - had, reliable)
     missing = 0 if first else max(math.ceil(needed - ready - ROUNDING), 0)
     # Fewest on-demand machines with which a loss of the largest pool, without lag before it, would
     # stay within the limits.
@@ -192,9 +202,31 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
         stays = sum(there) if risky else min(there.ready, missing)
         on_demand = max(min(stays, needed), certain)
         reason = "another loss would be too much" if risky else "until spot machines are ready"
-    # Spot machines work until their on-demand replacements are ready.
+    # Spot machines work until their on-demand replacements are ready. If these were ordered, no
+    # further spot machines are, because they would be released when they have started up.
     replaced = certain if first else min(certain, there.ready)
-    lacks, had = max(needed - replaced, 0) - float(np.dot(spot.had, speeds)), sum(spot.had)
-    change = lacks / speeds[0] if lacks > 0 else -math.floor(-lacks / speeds.max() + ROUNDING)
-    spots = had + math.ceil(float(change) - ROUNDING)
+    lacks, surplus = max(needed - certain, 0) - had, had - max(needed - replaced, 0)
+    change = max(lacks, 0.0) / speeds[0] - math.floor(max(surplus, 0.0) / speeds.max() + ROUNDING)
+    spots = sum(spot.had) + math.ceil(float(change) - ROUNDING)
     return Moving(min(spots, backlog.situation.work.workers), on_demand, reason)
+
+
+def _late(backlog: Backlog, there: MachineCount, lacks: float, reliable: int) -> Moving:
+    """Return the numbers of machines that end a job soonest which misses its deadline anyway.
+
+    Existing machines stay, up to the job's limit, and missing ones are ordered on demand, or on
+    spot if on-demand machines are refused: nothing is gained by waiting.
+
+    Args:
+        backlog: The current state.
+        there: On-demand machines.
+        lacks: Needed machines of speed 1, less those on spot.
+        reliable: Number of machines that are always on demand.
+    """
+    spot, workers = backlog.spot, backlog.situation.work.workers
+    missing = max(math.ceil(lacks - sum(there) - ROUNDING), 0)
+    refused = backlog.situation.pools[ON_DEMAND].name in backlog.situation.refusing
+    spots = sum(spot.had) + (missing if refused else 0)
+    on_demand = max(sum(there) + (0 if refused else missing), reliable)
+    reason = "too late for the deadline, as soon as possible"
+    return Moving(min(spots, max(workers - there.ready, 0)), min(on_demand, workers), reason)

@@ -199,9 +199,9 @@ class Estimator:
         self._availability.feed(record, instance)
 
     def workers_seen(self, seen: HeartbeatsSeen, ledger: FleetLedger) -> None:
-        """Add the current heartbeats. Under `hold`, they say nothing about a start-up."""
-        if self.settings.on_preemption == "reassign":
-            self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
+        """Add the current heartbeats."""
+        self.start_ups.unique = self.settings.on_preemption == "reassign"
+        self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
 
     def unwanted(self, at_s: float) -> None:
         """Stop counting missing machines as unavailable, because the job is paused or over."""

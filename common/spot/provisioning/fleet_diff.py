@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.spot.policies.policy import NOWHERE
-from common.spot.provisioning.records import Ended, Started
+from common.spot.provisioning.records import Ended, Left, Started
 
 if TYPE_CHECKING:
     from common.spot.machines import Offer
@@ -29,6 +29,9 @@ LONGEST_WAIT_S = 60.0
 LEFT_S = 150.0
 # A machine that fails earlier would fail again, because its start is the problem.
 SOON_S = 60.0
+# Shortest and longest time between attempts in a pool whose workers never report. A broken image
+# needs a person, and a machine is paid for in each attempt.
+SILENT_S, LONGEST_SILENT_S = 60.0, 3600.0
 
 
 class DesiredMachine(NamedTuple):
@@ -74,7 +77,8 @@ def reconcile(
     missing, waited_for = list[DesiredMachine](), set[int | None]()
     for desired in all_desired:
         free = by_slot.get(desired.slot, [])
-        found = next((machine for machine in free if machine.pool == desired.pool), None)
+        alike = (each for each in free if each.pool == desired.pool and not each.left)
+        found = next(alike, None)
         if found is None:
             missing.append(desired)
         else:
@@ -85,7 +89,7 @@ def reconcile(
         machine
         for machines in by_slot.values()
         for machine in machines
-        if machine.slot not in waited_for or not machine.running
+        if machine.slot not in waited_for or not machine.running or machine.left
     )
     leaving = {machine.slot for machine in release if at_work is None}
     order = tuple(
@@ -104,7 +108,8 @@ def reconcile_counted(
     """Return the machines to order and to release if machines are counted.
 
     Of surplus machines, those without a slot are released first. A machine whose worker has left is
-    replaced at once, and released if it does not end by itself. A machine under a bid that has
+    replaced at once, and released if it does not end by itself; one whose worker never reported is
+    released at once. A machine under a bid that has
     ended is not replaced: the next plan decides on another bid.
 
     Args:
@@ -131,7 +136,8 @@ def reconcile_counted(
     ) + tuple(
         machine
         for machine in each_of
-        if machine.left_s is not None and now_s >= machine.left_s + LEFT_S
+        if machine.left_s is not None
+        and (machine.never_reported or now_s >= machine.left_s + LEFT_S)
     )
     return FleetDiff(order, release)
 
@@ -160,16 +166,17 @@ def _whatever_bid(offer: Offer) -> Offer:
 
 
 class _Wait:
-    """An exponential backoff."""
+    """An exponential backoff, between a first and a longest time."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
         self._times = 0
         self.until_s = float("-inf")
 
     def again(self, at_s: float) -> None:
         """Record a failure. Failures before the wait is over count as one."""
         if at_s >= self.until_s:
-            wait_s = min(FIRST_WAIT_S * 2.0**self._times, LONGEST_WAIT_S)
+            wait_s = min(self._first_s * 2.0**self._times, self._longest_s)
             self._times = min(self._times + 1, 10)
             self.until_s = at_s + wait_s
 
@@ -184,11 +191,11 @@ class _Wait:
 
 
 class Backoff:
-    """Backoff of pools that refused, and of slots whose machines fail.
+    """Backoff of pools that refused or whose workers never report, and of slots that fail.
 
     A refusal blocks its whole pool until one of its machines starts. A machine that fails soon
-    after its start blocks its slot. Only records that count are fed, so that a successor has the
-    same state.
+    after its start blocks its slot. One whose worker never reports blocks its pool until a worker
+    reports. Only records that count are fed, so that a successor has the same state.
 
     Attributes:
         refused: Slots whose own machine was refused and has not run since.
@@ -198,9 +205,11 @@ class Backoff:
         self._pools: dict[str, _Wait] = {}
         # Keyed by slot, or by offer if machines are counted.
         self._slots: dict[int | Offer | None, _Wait] = {}
+        # Pools whose last workers never reported.
+        self._silent: dict[str, _Wait] = {}
         self.refused = set[int]()
 
-    def feed(self, record: Started | Ended, instance: Instance) -> None:
+    def feed(self, record: Started | Left | Ended, instance: Instance) -> None:
         """Add a record that counts, with its machine."""
         match record:
             case Started():
@@ -211,6 +220,9 @@ class Backoff:
                 self._pools.setdefault(instance.pool, _Wait()).again(record.at_s)
                 if instance.slot is not None:
                     self.refused.add(instance.slot)
+            case Left(never_reported=True):
+                wait = self._silent.setdefault(instance.pool, _Wait(SILENT_S, LONGEST_SILENT_S))
+                wait.again(record.at_s)
             case Ended(cause="failed") if instance.started_s is not None:
                 key = _whatever_bid(instance.asked) if instance.counted else instance.slot
                 wait = self._slots.setdefault(key, _Wait())
@@ -224,18 +236,29 @@ class Backoff:
     def until_s(self, desired: DesiredMachine) -> float:
         """Return the earliest time at which this may be ordered."""
         key = desired.slot if desired.offer is None else _whatever_bid(desired.offer)
-        waits = (self._pools.get(desired.pool), self._slots.get(key))
+        pool = desired.pool
+        waits = (self._pools.get(pool), self._slots.get(key), self._silent.get(pool))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
 
     def refusing(self, now_s: float) -> frozenset[str]:
         """Return the pools that have refused a machine and may not be asked again yet."""
-        return frozenset(pool for pool, wait in self._pools.items() if wait.until_s > now_s)
+        waits = (*self._pools.items(), *self._silent.items())
+        return frozenset(pool for pool, wait in waits if wait.until_s > now_s)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Pools whose workers never report."""
+        return frozenset(self._silent)
+
+    def reports(self, pool: str) -> None:
+        """Record that a worker of a new machine of this pool has sent a heartbeat."""
+        self._silent.pop(pool, None)
 
     def gives_none(self, pool: str) -> bool:
-        """Return True if a pool has refused since it last gave a machine."""
-        return pool in self._pools and self._pools[pool].fails
+        """Return True if a pool has refused, or its workers are silent, since it last gave one."""
+        return pool in self._silent or (pool in self._pools and self._pools[pool].fails)
 
     def due(self, now_s: float) -> float:
         """Return the end of the next wait; infinite without a wait."""
-        waits = (*self._pools.values(), *self._slots.values())
+        waits = (*self._pools.values(), *self._slots.values(), *self._silent.values())
         return min((wait.until_s for wait in waits if wait.until_s > now_s), default=float("inf"))

@@ -68,6 +68,8 @@ class Instance:
     slot_assigned_s: float | None = None
     # Time at which its worker was found to be gone.
     left_s: float | None = None
+    # True if no heartbeat of its worker came in time.
+    never_reported: bool = False
     # Current name of its worker; until it gets a slot, the one of the order.
     member: str = ""
 
@@ -135,6 +137,7 @@ class FleetLedger:
         gone_bids: Machines that were ordered under a bid since the last plan and have ended.
         vacated_s: Time at which each slot's last machine ended, or its worker left.
         settled: The `Settled` record that ended the term; None if the term has not ended.
+        never_reported: Number of machines whose workers never sent a heartbeat, by pool.
 
     Args:
         billing: Billing of each pool, from the market file.
@@ -155,6 +158,7 @@ class FleetLedger:
         self.gone_bids = Counter[Offer]()
         self.vacated_s: dict[int, float] = {}
         self.settled: Settled | None = None
+        self.never_reported = Counter[str]()
         self._open: dict[int, Instance] = {}
         self._planned_at = 0  # launches before the last plan
         self._billing = dict(billing or {})
@@ -330,7 +334,12 @@ class FleetLedger:
 
     def _left(self, left: Left) -> bool:
         instance = self._open.get(left.launch)
-        if instance is None or not instance.counted or not instance.has_slot:
+        if instance is None or instance.left or not instance.running:
+            return False
+        if left.never_reported:
+            instance.never_reported = True
+            self.never_reported[instance.pool] += 1
+        elif not instance.counted or not instance.has_slot:
             return False
         instance.left_s = left.at_s
         self._vacate(instance, left.at_s)

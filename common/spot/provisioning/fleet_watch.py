@@ -20,12 +20,16 @@ from common.spot.provisioning.records import Ended, Left, Started, client_token
 if TYPE_CHECKING:
     from common.spot.provisioning.events import HeartbeatsSeen, MachinesSeen
     from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
+    from common.spot.provisioning.records import EndedBecause
     from common.spot.provisioning.settings import ProvisionerSettings
 
 # Minimum number of polls without a machine before it counts as lost.
 LOOKS = 3
 # Time before a release without effect, or an unanswered launch, is repeated.
 AGAIN_S = 10.0
+# Time from the beginning of a term in which machines may end that the previous provisioner had
+# released. A worker takes up to a minute to leave.
+PREDECESSOR_S = 150.0
 
 
 @dataclass(slots=True)
@@ -42,13 +46,16 @@ class FleetWatch:
 
     Attributes:
         looked: True if the fleet has listed its machines in this term.
-        strangers: Running machines that should not run, by id, in the last poll.
+        strangers: Running or stopped machines that should not exist, by id, in the last poll.
+        since_s: Beginning of the term. A machine that was released shortly before or after may have
+            been released by the previous provisioner.
     """
 
     settings: ProvisionerSettings
     ledger: FleetLedger
     looked: bool = False
     strangers: dict[str, Machine] = field(default_factory=dict)
+    since_s: float = float("inf")
     # Time of the last request, by launch.
     _asked_s: dict[int, float] = field(default_factory=dict)
     _answered_s: dict[int, float] = field(default_factory=dict)
@@ -135,9 +142,20 @@ class FleetWatch:
         if instance.started_s is None:
             at_s, given = max(machine.started_s, 0.0), (machine.type, machine.zone)
             yield Started(term, instance.launch, at_s, machine.id, *given, machine.usd_per_hour)
-        if machine.state == "ended":
+        if machine.state != "running":
             at_s = now_s if machine.ended_s is None else machine.ended_s
-            yield Ended(term, instance.launch, at_s, machine.cause or "lost", machine.detail)
+            cause: EndedBecause
+            cause, detail = machine.cause or "lost", machine.detail
+            if instance.never_reported and cause == "released":
+                cause, detail = "failed", "released, because its worker never reported"
+            elif cause == "released" and not self._is_ours(machine, now_s):
+                cause, detail = "lost", f"not released by the provisioner: {detail}"
+            yield Ended(term, instance.launch, at_s, cause, detail)
+
+    def _is_ours(self, machine: Machine, now_s: float) -> bool:
+        """Return True if this provisioner, or perhaps its predecessor, released the machine."""
+        recent = machine.started_s < self.since_s and now_s < self.since_s + PREDECESSOR_S
+        return recent or machine.id in self._released_s
 
     def _not_named(self, instance: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
         term, launch, settings = self.ledger.term, instance.launch, self.settings
@@ -196,7 +214,7 @@ class FleetWatch:
         return tuple(due)
 
     def _look_for_strangers(self, look: MachinesSeen, now_s: float) -> None:
-        """Find machines that run without a valid order.
+        """Find machines that run without a valid order, or were stopped by somebody.
 
         A machine with an unknown number may be that of a successor whose record this process has
         yet to read. It is tolerated for the time that such a read takes.

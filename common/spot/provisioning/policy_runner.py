@@ -281,10 +281,12 @@ class PolicyRunner:
         alone = self._settings.pools[ON_DEMAND].name
         if self._settings.deadline_at_s is None or not self._backoff.gives_none(alone):
             return ""
-        there = sum(each.running and each.pool == alone for each in self._ledger.open)
-        if there >= on_demand:
+        there = self._ledger.running
+        if sum(each.pool == alone and not each.left for each in there) >= on_demand:
             return ""
-        return f"{alone} machines are refused: the deadline may be missed without them"
+        silent = alone in self._backoff.silent
+        why = "useless, because their workers never report" if silent else "refused"
+        return f"{alone} machines are {why}: the deadline may be missed without them"
 
     def _asked(self, situation: Situation, decision: Decision, now_s: float) -> None:
         self._last = decision
@@ -321,10 +323,10 @@ class PolicyRunner:
             return ~up
         for instance in self._ledger.open:
             slot = instance.slot
-            if slot is None or slot >= len(up):
+            if slot is None or slot >= len(up) or instance.left:
                 continue
             if self._last.counted:
-                up[slot] |= instance.running and not instance.left
+                up[slot] |= instance.running
                 continue
             up[slot] |= instance.running or slot not in self._backoff.refused
         return up

@@ -186,7 +186,7 @@ EndedBecause: TypeAlias = Literal[
     "failed",
     # The machine never started: there was no capacity, or the order was wrong.
     "refused",
-    # The machine no longer exists, for an unknown reason.
+    # The machine no longer exists for an unknown reason, or somebody else stopped or ended it.
     "lost",
 ]
 
@@ -212,15 +212,17 @@ class SlotAssigned(msgspec.Struct, frozen=True, tag="slot-assigned"):
     worker: NonEmpty[str]
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The worker of a machine with a slot is gone, and the slot waits for another machine.
+class Left(msgspec.Struct, frozen=True, tag="left", omit_defaults=True):
+    """A machine still runs, but has no worker, and another machine takes its place.
 
-    The machine still runs: the provider has given notice, or the worker has failed.
+    The worker of a machine with a slot is gone: the provider has given notice, or it has failed.
     """
 
     term: Count
     at_s: Rate
     launch: Ordinal
+    # True if its worker never sent a heartbeat. Then the machine may have no slot.
+    never_reported: bool = False
 
 
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):

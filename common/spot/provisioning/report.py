@@ -34,6 +34,8 @@ class FleetReport:
     on_demand: int | None
     # Ended machines since the job began.
     ended: Mapping[EndedBecause, int]
+    # Machines whose workers never sent a heartbeat since the job began, by pool.
+    never_reported: Mapping[str, int]
     # Plans since the job began, by feasibility.
     planned: Mapping[bool, int]
     # USD per hour of one machine, by pool.
@@ -94,6 +96,7 @@ def report_of(
         spot=None if plan is None else plan.spot,
         on_demand=None if plan is None else plan.on_demand,
         ended={cause: ledger.ended[cause] for cause in get_args(EndedBecause)},
+        never_reported={pool: ledger.never_reported[pool] for pool in settings.pool_names},
         planned={feasible: ledger.planned[feasible] for feasible in (True, False)},
         prices=dict(ledger.prices),
         usd_per_hour=ledger.usd_per_hour,

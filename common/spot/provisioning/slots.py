@@ -27,16 +27,18 @@ def readiness(
 ) -> Callable[[Instance], bool]:
     """Return a function that returns True if a machine is ready to read a stream.
 
-    It is ready if its worker has sent heartbeats, or if it has run for its pool's start-up time.
+    It is ready if its worker has sent heartbeats, or if it has run for its pool's start-up time and
+    polls did not find it silent.
     """
     start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 
     def ready(instance: Instance) -> bool:
         since_s = instance.started_s
-        return instance.running and (
-            instance.launch in start_ups.reported
-            or (since_s is not None and now_s >= since_s + start_up_s.get(instance.pool, 0.0))
-        )
+        if since_s is None or not instance.running or instance.never_reported:
+            return False
+        silent = start_ups.silent_s(instance) > start_ups.patience_s
+        over = now_s >= since_s + start_up_s.get(instance.pool, 0.0)
+        return instance.launch in start_ups.reported or (over and not silent)
 
     return ready
 

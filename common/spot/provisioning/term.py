@@ -31,6 +31,7 @@ from common.spot.provisioning.policy_runner import PolicyRunner
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
+    Left,
     OfferPrice,
     PlanRecord,
     Priced,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 # Time after which own records that were not read back are lost.
 UNREAD_S = 30.0
+# Number of start-up times after which a machine without a heartbeat is given up, and the longest
+# such time: if no machine of a pool reports, the estimate of its start-up time grows.
+START_UPS, LONGEST_START_S = 3.0, 1800.0
 # Time between polls of past prices. Odds of evictions are estimated from days of prices.
 PAST_S = 6 * 3600.0
 # Longest wait for unavailable prices at the start; then the market file's are used.
@@ -79,7 +83,7 @@ class Known:
         counts = self.ledger.feed(offset, record)
         if counts and record is not None:
             self.estimator.fleet(record, self.ledger)
-            if isinstance(record, (Started, Ended)):
+            if isinstance(record, (Started, Left, Ended)):
                 self.backoff.feed(record, self.ledger.machines[record.launch])
         return counts
 
@@ -97,7 +101,7 @@ class Term:
 
     def __init__(self, known: Known, now_s: float) -> None:
         self._known = known
-        self._watch = FleetWatch(known.settings, known.ledger)
+        self._watch = FleetWatch(known.settings, known.ledger, since_s=now_s)
         self._policy = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
         self._begun_s = now_s
         self._unread = deque[PlanRecord]()
@@ -142,7 +146,7 @@ class Term:
                 self._watch.seen(event)
             case events.HeartbeatsSeen():
                 self._watch.workers_seen(event)
-                self._known.estimator.workers_seen(event, self._known.ledger)
+                self._workers_seen(event)
             case events.LaunchAnswered(launches, refused):
                 self._fleet_away = ""
                 self._watch.answered(launches, refused, now_s)
@@ -159,6 +163,12 @@ class Term:
                 # Events of the log and of the lease are handled elsewhere.
                 pass
 
+    def _workers_seen(self, seen: events.HeartbeatsSeen) -> None:
+        known, before = self._known, self._known.estimator.start_ups.reported
+        known.estimator.workers_seen(seen, known.ledger)
+        for launch in known.estimator.start_ups.reported - before:
+            known.backoff.reports(known.ledger.machines[launch].pool)
+
     # --- decisions -----------------------------------------------------------------------------
 
     def due(self) -> float:
@@ -174,8 +184,8 @@ class Term:
                 self.failed = "its records were not read back in time"
             return
         yield from self._launch(now_s)
-        seen = self._watch.records, self._watch.left, self._assign_slots, self._priced
-        for step in (*seen, self._end, self._provide, self._decide):
+        seen = self._watch.records, self._watch.left, self._never_reported, self._assign_slots
+        for step in (*seen, self._priced, self._end, self._provide, self._decide):
             records = tuple(step(now_s))
             yield from self._write(records, now_s)
             if records:
@@ -269,6 +279,43 @@ class Term:
             worker = worker_name(settings.job, slot, launch, settings.on_preemption)
             yield SlotAssigned(known.ledger.term, now_s, slot, launch, worker)
 
+    def _never_reported(self, now_s: float) -> Iterator[Left]:
+        """Give up machines whose workers have sent no heartbeat in three start-up times.
+
+        At least `unseen_s` pass, because the start-up time may be unknown. The machine is released
+        even if its worker reports afterwards, because another machine was ordered.
+        """
+        known, start_ups = self._known, self._known.estimator.start_ups
+        most_s = {
+            pool.name: min(START_UPS * start_ups.start_up_s(pool), LONGEST_START_S)
+            for pool in known.settings.pools
+        }
+        for instance in known.ledger.running if known.wanted == "running" else ():
+            limit_s = max(most_s.get(instance.pool, 0.0), known.settings.unseen_s)
+            if not instance.left and start_ups.silent_s(instance) >= limit_s:
+                yield Left(known.ledger.term, now_s, instance.launch, never_reported=True)
+
+    def _may_order(self, now_s: float) -> Callable[[DesiredMachine], bool]:
+        """Return a function that returns True if a machine may be ordered now.
+
+        In a pool whose workers never report, one machine at a time is tried.
+        """
+        backoff, reported = self._known.backoff, self._known.estimator.start_ups.reported
+        tried = {
+            each.pool
+            for each in self._known.ledger.open
+            if not each.left and each.launch not in reported
+        }
+
+        def may(desired: DesiredMachine) -> bool:
+            if now_s < backoff.until_s(desired):
+                return False
+            silent, again = desired.pool in backoff.silent, desired.pool in tried
+            tried.add(desired.pool)
+            return not (silent and again)
+
+        return may
+
     def _wanted_machines(self) -> int:
         plan = self._known.ledger.plan
         if self._known.wanted != "running" or plan is None:
@@ -276,19 +323,24 @@ class Term:
         return sum(plan.counts.values()) + len(desired_machines(plan.places, plan.pools))
 
     def _compare(self, may_order: Callable[[DesiredMachine], bool], now_s: float) -> FleetDiff:
-        """Compare the wanted machines with the existing ones."""
-        known, plan = self._known, self._known.ledger.plan
+        """Compare the wanted machines with the existing ones.
+
+        A plan releases no machine before its start-up has ended: the next plan may want it again,
+        and a start-up is paid without any work.
+        """
+        known, plan, there = self._known, self._known.ledger.plan, self._known.ledger.open
         if known.wanted != "running" or plan is None:
-            return reconcile((), known.ledger.open)
+            return reconcile((), there)
+        ready = readiness(known.settings.pools, known.estimator.start_ups, now_s)
         if plan.counted:
-            there, gone = known.ledger.open, known.ledger.gone_bids
-            return reconcile_counted(plan.counts, there, may_order, now_s, gone)
-        all_desired = desired_machines(plan.places, plan.pools)
-        moves = known.settings.on_preemption == "reassign"
-        at_work = None
-        if moves:
-            at_work = readiness(known.settings.pools, known.estimator.start_ups, now_s)
-        return reconcile(all_desired, known.ledger.open, may_order, at_work)
+            gone = known.ledger.gone_bids
+            diff = reconcile_counted(plan.counts, there, may_order, now_s, gone)
+        else:
+            all_desired = desired_machines(plan.places, plan.pools)
+            moves = known.settings.on_preemption == "reassign"
+            diff = reconcile(all_desired, there, may_order, ready if moves else None)
+        release = tuple(each for each in diff.release if each.left or ready(each))
+        return diff._replace(release=release)
 
     def _steps(self, now_s: float) -> FleetDiff:
         """Return missing and surplus machines.
@@ -301,9 +353,7 @@ class Term:
         if self._basis != basis:
             self._basis, self._lack = basis, FleetDiff((), ())
             if known.wanted != "running" or known.ledger.plan is not None:
-                self._lack = self._compare(
-                    lambda desired: now_s >= known.backoff.until_s(desired), now_s
-                )
+                self._lack = self._compare(self._may_order(now_s), now_s)
         return self._lack
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
@@ -332,7 +382,7 @@ class Term:
         machines = self._watch.releases(self._steps(now_s).release, now_s)
         if machines:
             wanted = self._known.wanted
-            why = "the plan has other machines" if wanted == "running" else f"the job is {wanted}"
+            why = "the plan does not use them" if wanted == "running" else f"the job is {wanted}"
             yield do.Release(machines, why)
 
     # --- plans and reviews ---------------------------------------------------------------------
@@ -382,6 +432,11 @@ class Term:
             "policy": self._policy.error,
             "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
             "prices": self._prices_away and f"current prices are unavailable: {self._prices_away}",
+            "silent": "; ".join(
+                f"workers on machines of {pool} never report: {known.ledger.never_reported[pool]}"
+                " machines so far; one at a time is tried, ever less often"
+                for pool in sorted(known.backoff.silent)
+            ),
         }
         try:
             situation = self._policy.situation(now_s)
@@ -390,7 +445,12 @@ class Term:
         else:
             speeds = {pool.name: pool.speed for pool in situation.pools}
             holds = known.settings.on_preemption == "hold"
-            serving = [each for each in known.ledger.running if each.has_slot or not holds]
+            ready = readiness(known.settings.pools, known.estimator.start_ups, now_s)
+            serving = [
+                each
+                for each in known.ledger.running
+                if ready(each) and not each.left and (each.has_slot or not holds)
+            ]
             machines = sum(speeds.get(instance.pool, 1.0) for instance in serving)
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio
@@ -398,7 +458,7 @@ class Term:
                 alarms["plan"] = self._policy.warning
                 if ratio < 1 and fleet.needed is not None:
                     alarms["below"] = (
-                        f"machines running: {len(serving)}, needed to keep up with arrivals"
+                        f"machines at work: {len(serving)}, needed to keep up with arrivals"
                         f" (Proposition 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
         return ratio, {kind: text for kind, text in alarms.items() if text}
@@ -406,7 +466,8 @@ class Term:
     def _why_below(self, now_s: float) -> str:
         """Explain why there are too few machines."""
         known = self._known
-        coming = sum(not instance.running for instance in known.ledger.open)
+        ready = readiness(known.settings.pools, known.estimator.start_ups, now_s)
+        coming = sum(not each.left and not ready(each) for each in known.ledger.open)
         if coming:
             return f"{coming} are starting"
         lacking = self._compare(lambda _: True, now_s).order

@@ -58,9 +58,16 @@ class ProvisionerMetrics(MetricSet):
             "Total number of machines that ended since the job began, by cause: `preempted` (the"
             " provider took a spot machine back), `released` (no longer needed), `failed` (an"
             " error on the machine), `refused` (the provider did not start it) or `lost` (it"
-            " disappeared for an unknown reason).",
+            " disappeared for an unknown reason, or somebody else stopped or ended it).",
             of(report, lambda it: it.ended),
             "cause",
+        )
+        yield counter(
+            "doll_machines_never_reported_total",
+            "Total number of the job's machines in the pool (machines of one kind at one price)"
+            " that were released because their workers never sent a heartbeat.",
+            of(report, lambda it: it.never_reported),
+            "pool",
         )
         yield counter(
             "doll_plans_total",

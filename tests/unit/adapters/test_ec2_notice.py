@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import OutsideError, UnavailableError
-from common.notices.ec2 import Ec2Notices, Notice
 from common.notices.metadata import InstanceMetadata
+from common.notices.preemption import Ec2Notices, Notice
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
 from tests.fakes.clock import ManualClock
 from tests.metadata_server import INTERRUPTION, TOKEN, MetadataServer

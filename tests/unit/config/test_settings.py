@@ -90,7 +90,7 @@ def test_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_GPUS", "all,0", "DOLL_GPUS: must be all, none, or indices and UUIDs, separated by"),
         ("DOLL_GPUS", "-1", "DOLL_GPUS: must be all, none, or indices and UUIDs, separated by"),
         ("DOLL_BLOBS", "/tmp", "DOLL_BLOBS: must be file:///directory or s3://bucket/prefix, g"),  # noqa: S108 -- only a text
-        ("DOLL_NOTICES", "gce", "DOLL_NOTICES: must be 'none' or 'ec2', got \"gce\""),
+        ("DOLL_NOTICES", "ibm", "DOLL_NOTICES: must be 'auto', 'none', 'ec2', 'gce' or 'azure',"),
         ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
         ("DOLL_LEAVE_S", "inf", 'DOLL_LEAVE_S: must be a finite number, got "inf"'),
         ("DOLL_REDIS", "r:6379", "DOLL_REDIS: must be redis://host:port/db, rediss://... or unix"),

@@ -24,7 +24,7 @@ EVERYWHERE = ("common.kafka.log", "common.redis.board")
 STORAGE = ("common.storage.disk", "common.storage.s3")
 # Modules that a service loads on demand.
 OPENED = {
-    "worker": ("common.notices.ec2",),
+    "worker": ("common.notices.preemption",),
     "coordinator": STORAGE,
     "evaluator": (*STORAGE, "common.tracking.mlflow", "river.drift"),
     "provisioner": (

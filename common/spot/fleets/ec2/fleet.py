@@ -106,7 +106,7 @@ class Ec2Fleet:
         return tuple(refused for refused in answers if refused is not None)
 
     def release(self, machines: Sequence[str]) -> None:
-        """Terminate machines of the job; other and ended machines are skipped.
+        """Terminate running and stopped machines of the job; others are skipped.
 
         Raises:
             UnavailableError: If EC2 is unavailable.
@@ -114,14 +114,14 @@ class Ec2Fleet:
         """
         # A call that names a missing machine ends none, so the machines are looked up first.
         for some in _portions(machines):
-            running = [
+            there = [
                 machine.id
                 for machine in self._read(self._instances("instance-id", some))
-                if machine.state == "running"
+                if machine.state != "ended"
             ]
-            if running:
+            if there:
                 with asking(f"to end machines of job {self._job!r}"):
-                    self._client.terminate_instances(InstanceIds=running)
+                    self._client.terminate_instances(InstanceIds=there)
 
     def machines(self) -> tuple[Machine, ...]:
         """Return all machines of the job that EC2 lists; ended ones are listed for about an hour.

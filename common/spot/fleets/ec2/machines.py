@@ -19,6 +19,8 @@ TOKEN = "doll:token"  # noqa: S105 -- a tag's name
 _LAUNCH, _SLOT, _POOL, _WORKER = "doll:launch", "doll:slot", "doll:pool", "doll:worker"
 # States that are paid for: started, or about to start.
 _RUNNING = {"pending", "running"}
+# States of a machine that somebody has stopped, and whose disk is still paid for.
+_STOPPED = {"stopping", "stopped"}
 # Keyed by the code of the state's reason. Machines with other codes ended by themselves.
 _CAUSES: dict[str, EndCause] = {
     "Server.SpotInstanceTermination": "preempted",
@@ -69,10 +71,12 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
     transition = instance.get("StateTransitionReason", "")
     reason = instance.get("StateReason", {})
     words = (state, reason.get("Code", ""), reason.get("Message", ""), transition)
+    cause, stopped = _cause(reason.get("Code", ""), transition), state in _STOPPED
     return machine._replace(
-        state="ended",
+        state="stopped" if stopped else "ended",
         ended_s=_ended_s(transition),
-        cause=_cause(reason.get("Code", ""), transition),
+        # The provisioner terminates machines and never stops them.
+        cause=None if stopped and cause == "released" else cause,
         detail="; ".join(dict.fromkeys(filter(None, words))),
     )
 

@@ -10,7 +10,7 @@ const ENDS = {
   released: "was released",
   failed: "failed",
   refused: "could not be rented: no capacity",
-  lost: "disappeared for an unknown reason",
+  lost: "disappeared for an unknown reason, or somebody else stopped or ended it",
 };
 
 /** States that appear among the job's changes, with who made them. */

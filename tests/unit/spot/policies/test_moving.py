@@ -114,6 +114,29 @@ def test_arrived_backlog_is_worked_off_by_the_deadline() -> None:
     assert soon.spot > 6
 
 
+def test_late_job_keeps_its_machines_and_orders_missing_ones_on_demand() -> None:
+    first = policy().reconsider(seen(left(6400), SLOW_S), None)
+    job = left(3000, slack_s=-2800)
+    now = seen(job, SLOW_S, waiting=job.updates, spot=(3, 1), on_demand=(1, 0))
+    late = policy().reconsider(now, first)
+    assert asked(late) == {"spot": 4, "on-demand": GROUP_SIZE - 4}
+    assert (late.plan.feasible, late.plan.binding) == (False, "infeasible")
+    assert late.reason.startswith("too late for the deadline, as soon as possible")
+    refusing = replace(now, refusing=frozenset({"on-demand"}))
+    assert asked(policy().reconsider(refusing, late)) == {"spot": GROUP_SIZE - 1, "on-demand": 1}
+    # Nothing moves later, when less work is left than all machines can do.
+    end = left(20, slack_s=-19)
+    there = seen(end, SLOW_S, waiting=end.updates, spot=(4, 0), on_demand=(16, 0))
+    assert asked(policy().reconsider(there, late)) == asked(late)
+
+
+def test_no_spot_machine_is_ordered_in_place_of_an_on_demand_one_that_starts() -> None:
+    first = policy(60.0).reconsider(seen(left(6400)), None)
+    assert asked(first) == {"on-demand": 1}
+    starts = seen(left(6300), on_demand=(0, 1))
+    assert asked(policy(60.0).reconsider(starts, first)) == {"on-demand": 1}
+
+
 def test_gradients_too_slow_for_any_fleet_make_the_plan_infeasible() -> None:
     slow = policy().reconsider(seen(left(6400), 1.0), None)
     assert (slow.plan.feasible, slow.on_demand) == (False, GROUP_SIZE)

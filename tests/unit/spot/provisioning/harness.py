@@ -5,6 +5,7 @@ Commands are carried out and answered immediately and in order, unless a test de
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,7 @@ from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0
 if TYPE_CHECKING:
     from common.spot.provisioning.commands import ProvisionerCommand
     from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
     from common.spot.provisioning.settings import ProvisionerSettings
 
@@ -29,11 +31,17 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class Street:
-    """Clock, log, prices and fleet that several provisioners share."""
+    """Clock, log, prices, fleet and workers that several provisioners share.
+
+    Attributes:
+        joins_s: Time by pool from the start of a machine to the first heartbeat of its worker; a
+            worker of another pool sends none. If empty, Redis is unavailable.
+    """
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
     log: list[bytes] = field(default_factory=list)
     prices: MemoryPrices = field(default_factory=lambda: MemoryPrices(PRICES))
+    joins_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fleet = MemoryFleet(self.clock)
@@ -41,6 +49,20 @@ class Street:
     def append(self, record: PlanRecord) -> None:
         """Write to the plans topic."""
         self.log.append(encode_plan(record))
+
+    def members(self, ledger: FleetLedger) -> frozenset[str]:
+        """Return the names of the workers with heartbeats."""
+        return frozenset(
+            ledger.machines[machine.launch].member
+            for machine in self.fleet.rented
+            if machine.state == "running"
+            and self.clock() >= machine.started_s + self.joins(machine.launch, machine.pool)
+        )
+
+    def joins(self, launch: int, pool: str) -> float:
+        """Return the time from a machine's start to its worker's first heartbeat."""
+        del launch
+        return self.joins_s.get(pool, math.inf)
 
     @property
     def records(self) -> list[PlanRecord]:
@@ -121,6 +143,9 @@ class ProviderThread:
                 case do.Release(machines):
                     fleet.release(machines)
                 case do.PollMachines():
+                    if self.street.joins_s:
+                        members = self.street.members(self.provisioner.ledger)
+                        self.on(events.HeartbeatsSeen(members, self.street.clock()))
                     return events.MachinesSeen(fleet.machines(), self.street.clock())
                 case do.PollPastPrices():
                     return events.PastSeen(self.street.prices.past())

@@ -255,7 +255,7 @@ def test_fleet_too_small_for_arrivals_is_reported_with_the_reason(street: Street
     review = street.written(Reviewed)[-1]
     assert review.stability < 1
     assert (review.running, review.wanted) == (1, 4)
-    assert "running: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
+    assert "at work: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
     assert "spot: will be ordered again after a refusal or failure" in review.warning
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.spot.provisioning.estimators import Estimator
 from common.spot.provisioning.events import HeartbeatsSeen
 from common.spot.provisioning.slots import readiness
-from common.spot.provisioning.startup_times import StartUps
+from common.spot.provisioning.startup_times import StartUp, StartUps, median_start_up_s
 from common.spot.theory.work import Pool
 from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0, fold, lead, machine, started
 from tests.unit.spot.provisioning.examples import ordered as order
@@ -67,6 +72,47 @@ def test_start_up_time_ignores_a_single_outlier() -> None:
     starts(start_ups, 4, 10.0)
     starts(start_ups, 1, 600.0, first=5)
     assert start_ups.start_up_s(SPOT) == pytest.approx(10.5)
+
+
+@given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=20))
+def test_estimate_without_censored_times_is_the_usual_median(seconds: list[float]) -> None:
+    found = median_start_up_s([StartUp(each) for each in seconds])
+    assert abs(found - median(seconds)) <= 2 * math.ulp(found)
+
+
+def test_estimate_with_censored_times_is_that_of_kaplan_and_meier() -> None:
+    # At risk: 6, 5, (4), 3, (2), 1. Shares that have not reported: 5/6, 4/6, 4/9, ...
+    times = [StartUp(10), StartUp(20), StartUp(25, censored=True)]
+    times += [StartUp(30), StartUp(40, censored=True), StartUp(50)]
+    assert median_start_up_s(times) == 30
+    # The survivors alone would give (10 + 20) / 2, and the longest time is a lower bound.
+    censored = [StartUp(60, censored=True)] * 3
+    assert median_start_up_s([StartUp(10), StartUp(20), *censored]) == 60
+
+
+def test_estimate_of_censored_times_is_unbiased_where_survivors_are_not() -> None:
+    # Start-ups take 60 s on average, and machines are preempted after 60 s on average.
+    chance = np.random.default_rng(7)
+    takes_s, ends_s = chance.exponential(60.0, (2, 4000))
+    censored = ends_s < takes_s
+    seconds = np.minimum(takes_s, ends_s)
+    times = [StartUp(*each) for each in zip(seconds.tolist(), censored.tolist(), strict=True)]
+    true_s = 60.0 * math.log(2)
+    assert median_start_up_s(times) == pytest.approx(true_s, rel=0.06)
+    assert median(seconds[~censored]) < 0.6 * true_s
+
+
+def test_machines_that_end_before_a_heartbeat_lengthen_the_start_up_time() -> None:
+    # Three machines report after 60 s, and ten others are preempted after 100 s without a report.
+    start_ups = StartUps()
+    starts(start_ups, 3, 60.0)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(60.5)
+    for launch in range(4, 14):
+        at_s = 1000.0 * launch
+        for number in range(51):
+            poll(start_ups, at_s + number * LOOK_S, there=(running(launch, at_s),))
+        poll(start_ups, at_s + 102.0)
+    assert start_ups.start_up_s(SPOT) == pytest.approx(100.0)
 
 
 def test_start_up_time_follows_the_latest_observations() -> None:

@@ -136,13 +136,19 @@ def test_interrupted_machines_are_replaced_first() -> None:
     assert gone <= set(spot[:4]) or gone >= set(spot[:4])
 
 
-def test_unreachable_deadline_runs_on_demand_and_states_the_delay() -> None:
-    late = POLICY.reconsider(situation(6_000, 9_900), decision_after_60_s())
+def test_unreachable_deadline_keeps_running_machines_and_states_the_delay() -> None:
+    decided = decision_after_60_s()
+    up = np.ones(WORKERS, np.bool_)
+    up[np.flatnonzero(decided.places)[:4]] = False
+    now = replace(situation(6_000, 9_900), up=up)
+    late = POLICY.reconsider(now, decided)
     from_the_start = POLICY.reconsider(situation(6_000, 10_000), None)
 
-    assert not late.places.any()
-    assert "about 336 s late" in late.reason
-    assert not late.plan.feasible
+    # Workers without a machine move to on demand, the others lose no time by a move.
+    assert np.array_equal(late.places, np.where(up, decided.places, 0))
+    assert "at least 336 s late" in late.reason
+    assert (late.plan.feasible, late.plan.binding) == (False, "infeasible")
+    assert POLICY.reconsider(replace(now, up=np.ones(WORKERS, np.bool_)), late) is late
     assert not from_the_start.places.any()
 
 

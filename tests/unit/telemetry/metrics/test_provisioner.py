@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.spot.provisioning.records import EstimateRecord, Reviewed
+from common.spot.provisioning.records import EstimateRecord, Left, Reviewed
 from common.spot.provisioning.report import report_of
 from common.telemetry.metrics.__main__ import sections
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
@@ -36,6 +36,7 @@ BELIEVED = {
 RECORDS: list[PlanRecord] = [
     *(lead(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
     *(started(1), started(2), started(3), ended(2, T0 + 1800, "preempted")),
+    Left(0, T0, 1, never_reported=True),
     Reviewed(0, T0 + 1800, 10, 990.0, 2, 4, 0.0, 4.0, 1.25, BELIEVED),
 ]
 
@@ -110,6 +111,8 @@ def test_values_are_those_of_the_ledger_at_the_time_of_the_scrape() -> None:
         },
     }
     assert {name: bench.values(name) for name in expected} == expected
+    never_reported = bench.values("doll_machines_never_reported_total")
+    assert never_reported == {("on-demand",): 0.0, ("spot",): 1.0}
     ended_by = bench.values("doll_machines_ended_total")
     assert {cause: count for cause, count in ended_by.items() if count} == {("preempted",): 1.0}
     assert len(ended_by) == 5  # the others count from zero
