@@ -57,6 +57,8 @@ class EmbeddedStack(ExitStack):
                 {
                     **(base or Settings()).environ(),
                     "DOLL_METRICS_PORT": "",
+                    # If the machine ends, all servers do.
+                    "DOLL_NOTICES": "none",
                     "DOLL_KAFKA": kafka,
                     "DOLL_REDIS": redis,
                     "DOLL_BLOBS": blobs.absolute().as_uri(),

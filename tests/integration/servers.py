@@ -29,6 +29,7 @@ def embedded(
         kafka=f"embedded:{embedded_kafka.control.path}",
         redis=embedded_redis.url,
         blobs=f"file://{tmp_path}/blobs",
+        notices="none",
     )
 
 
@@ -39,6 +40,7 @@ def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path)
         kafka_group_protocol="consumer",
         redis=system_redis.url,
         blobs=f"file://{tmp_path}/blobs",
+        notices="none",
     )
 
 
