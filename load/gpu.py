@@ -58,6 +58,9 @@ def main() -> int:
     if given.pack is not None:
         return luggage.pack(given.pack, given.python_version)
     folder: Path = given.luggage or luggage.DEFAULT
+    if given.luggage and not folder.is_dir():
+        print(f"--luggage: there is no folder {folder}; make it with --pack", file=sys.stderr)
+        return 2
     if (given.luggage or folder.exists()) and not luggage.runs_with(folder):
         return luggage.run_with(folder, "load.gpu", sys.argv[1:])
     os.environ |= {

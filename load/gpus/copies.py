@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BAR = 0.8
 # Gradients of K batches that are measured.
-_GRADIENTS = 5
+_GRADIENTS = 3
 # A span of time in microseconds: start and end.
 _Span = tuple[float, float]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Bytes of records ahead of the position that is read. Rounding up to whole updates adds to it.
 _AHEAD_BYTES = 2 << 20
 # Updates ahead, so that a slow job drains soon.
-_AHEAD_UPDATES = 4
+_AHEAD_UPDATES = 2
 # Records of a partition that a producer writes before it turns to the next one.
 _RUN = 256
 _IDLE_S = 0.001

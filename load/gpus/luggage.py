@@ -64,7 +64,7 @@ def pack(folder: Path, version: str) -> int:
 
 def runs_with(luggage: Path) -> bool:
     """Return True if this process already finds the packages."""
-    return str(luggage.absolute()) in sys.path
+    return str(luggage.resolve()) in sys.path
 
 
 def run_with(luggage: Path, module: str, arguments: Sequence[str]) -> int:
@@ -78,12 +78,12 @@ def run_with(luggage: Path, module: str, arguments: Sequence[str]) -> int:
         module: The module.
         arguments: Its arguments.
     """
-    paths = [*filter(None, sys.path[1:]), str(luggage.absolute())]
+    # The first entry is the working directory.
+    paths = [*filter(None, sys.path[1:]), str(luggage.resolve())]
     with tempfile.TemporaryDirectory(prefix="doll-python-") as folder:
         venv.create(folder, symlinks=True)
         [packages] = Path(folder).glob("lib/python*/site-packages")
-        lines = ["import sys", f"sys.path += [it for it in {paths} if it not in sys.path]"]
-        (packages / "sitecustomize.py").write_text("\n".join(lines) + "\n")
+        (packages / "machine.pth").write_text("\n".join(paths) + "\n")
         command = [str(Path(folder, "bin", "python")), "-m", module, *arguments]
         sources = os.pathsep.join(map(str, SOURCES))
         return subprocess.call(  # noqa: S603 -- our own command line, no shell

@@ -215,12 +215,8 @@ class _Job:
             self._follower.updates,
             known=self._record.known,
         )
-        produced, flaws = (
-            self._producers.hold(),
-            [f"{each.kind}: {each.where}" for each in found.flaws],
-        )
         counts = {
-            "lost or unused": produced - found.trained,
+            "lost or unused": self._producers.hold() - found.trained,
             "quarantined batches": len(found.quarantined),
             "unsettled": found.unsettled,
             "skipped": found.skipped,
@@ -244,8 +240,12 @@ class _Job:
 
     def _drain(self) -> None:
         produced = self._producers.hold()
-        what = f"{produced:,} records are used"
-        self._await(lambda: self._follower.samples() == produced, _DRAIN_S, what)
+
+        def drained() -> bool:
+            # All claims have been followed, too.
+            return self._follower.samples() == produced and not self._producers.waiting()
+
+        self._await(drained, _DRAIN_S, f"{produced:,} records are used")
 
     def _await(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         try:
