@@ -40,7 +40,7 @@ from load.harness.stack import (
 from load.harness.updates import UpdatesMeter
 from load.throughput.backlog import check_left, partitions_for, produce
 from load.throughput.cases import CASES, Case, find_records
-from load.throughput.reference import PlainLoops, Reference, SingleConsumer
+from load.throughput.reference import BASELINE, PlainLoops, Reference, SingleConsumer
 
 if TYPE_CHECKING:
     import argparse
@@ -160,7 +160,8 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
         codec, reference = codec_of(job.records), None
         per_s = _LOGISTIC_PER_S
         if case.name == "cnn":
-            reference = stack.enter_context(closing(PlainLoops(case.name, given.data, _WORKERS)))
+            words = case.name, str(given.data or "")
+            reference = stack.enter_context(closing(PlainLoops(BASELINE, words, _WORKERS)))
             per_s = _RESERVE * reference.run(min(given.block_seconds, 2.0)).records_per_s
         records = int(per_s * (given.pairs + 1) * (given.block_seconds + 2 * _WARM_S))
         print(f"{on.kafka}: producing a backlog of {records:,} records", flush=True)
@@ -169,7 +170,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
         produce(log, _TOPIC, partitions, values, records)
         pipeline = stack.enter_context(closing(Pipeline(on, job, records)))
         alone = stack.enter_context(closing(open_stream_log(on.settings, "load")))
-        yield pipeline, reference or SingleConsumer(alone, _TOPIC, codec)
+        yield pipeline, reference or SingleConsumer(alone, [_TOPIC], codec)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +69,10 @@ class Servers:
     pids: dict[str, int] = field(default_factory=dict)  # servers that this started
     # Services fork from a process with loaded libraries, so that many fit and start quickly.
     forks: bool = False
+
+    def using(self, gpus: str) -> Servers:
+        """Return the same servers for services with another setting `gpus`."""
+        return replace(self, settings=self.settings.model_copy(update={"gpus": gpus}))
 
     def start(self, kind: Kind | str, name: str, *arguments: str) -> EmbeddedService:
         """Start a service, or a program with a service's options, by its module."""
@@ -147,6 +151,22 @@ def events(service: EmbeddedService, event: str, job: str = "") -> list[dict[str
         json.loads(line) for line in lines if f'"event": "{event}"' in line and line[-1] == "}"
     ]
     return [entry for entry in entries if not job or entry.get("job") == job]
+
+
+def await_running(
+    services: Iterable[EmbeddedService], condition: Callable[[], bool], timeout_s: float, what: str
+) -> None:
+    """Wait until a condition holds, while all services run.
+
+    Raises:
+        NotMeasuredError: If it does not hold within `timeout_s`, or a service has ended.
+    """
+
+    def holds() -> bool:
+        check(services)
+        return condition()
+
+    await_until(holds, timeout_s, what)
 
 
 @contextmanager

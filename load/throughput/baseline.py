@@ -51,6 +51,22 @@ def training_step(case: Case, data: Path | None) -> Callable[[], int]:
     return step
 
 
+def serve(step: Callable[[], int], settle: Callable[[], object] = int) -> None:
+    """Train for each time that the standard input requests, until it ends.
+
+    Args:
+        step: Trains once, and returns the number of records.
+        settle: Waits until all work is done that the steps have queued.
+    """
+    for line in sys.stdin:
+        started, records = time.perf_counter(), 0
+        ends = started + float(line)
+        while time.perf_counter() < ends:
+            records += step()
+        settle()
+        print(records, time.perf_counter() - started, flush=True)
+
+
 def main() -> int:
     """Serve until the standard input ends."""
     keep_freed_memory()  # like the workers
@@ -58,12 +74,7 @@ def main() -> int:
     case, data = sys.argv[1:]
     step = training_step(CASES[case], Path(data) if data else None)
     step()
-    for line in sys.stdin:
-        started, records = time.perf_counter(), 0
-        ends = started + float(line)
-        while (now := time.perf_counter()) < ends:
-            records += step()
-        print(records, now - started, flush=True)
+    serve(step)
     return 0
 
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
     from common.data.codecs import Codec
 
-_BASELINE = Path(__file__).with_name("baseline.py")
+BASELINE = Path(__file__).with_name("baseline.py")
 _POLL_RECORDS = 2000  # like the workers
 _POLL_S = 0.05  # like the workers
 _JOIN_S = 30.0
@@ -38,14 +39,16 @@ class PlainLoops:
     """Single-threaded processes that train side by side on records in memory.
 
     Args:
-        data: Folder of the records, or None.
+        script: Program that calls `load.throughput.baseline.serve`.
+        words: Its arguments.
+        processes: Number of processes.
     """
 
-    def __init__(self, case: str, data: Path | None, processes: int) -> None:
+    def __init__(self, script: Path, words: Sequence[str], processes: int) -> None:
         self.name = f"{processes} plain PyTorch loops"
         self._processes = [
             subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-                [sys.executable, str(_BASELINE), case, str(data or "")],
+                [sys.executable, str(script), *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -73,24 +76,40 @@ class PlainLoops:
 
 
 class SingleConsumer:
-    """One consumer that reads and decodes all partitions from the start, and does nothing else."""
+    """One consumer that reads and decodes all partitions from the start, and does nothing else.
+
+    Args:
+        log: Kafka.
+        topics: Topics to read.
+        codec: Decodes the records.
+        follow: Optional. Called with the positions of partitions as they are read, if producers
+            write meanwhile. If unset, the topics are complete.
+    """
 
     name = "one consumer that reads and decodes"
 
-    def __init__(self, log: StreamLog, topic: str, codec: Codec) -> None:
+    def __init__(
+        self,
+        log: StreamLog,
+        topics: Sequence[str],
+        codec: Codec,
+        follow: Callable[[Mapping[Partition, int]], object] | None = None,
+    ) -> None:
         self._log = log
-        self._topic = topic
+        self._topics = tuple(topics)
         self._codec = codec
+        self._follow = follow
 
     def run(self, seconds: float) -> Block:
-        """Join a new group, read until the time or the topic is over, and leave.
+        """Join a new group, read until the time or the topics are over, and leave.
 
         The clock runs from the first records, which are not counted, to the last.
         """
-        places = self._log.partitions(self._topic)
+        places = [place for topic in self._topics for place in self._log.partitions(topic)]
         bounds = {place: self._log.bounds(place) for place in places}
-        left = sum(bound.end - bound.start for bound in bounds.values())
-        reader = self._log.stream("load-reader", [self._topic], "reader")
+        ends = sum(bound.end - bound.start for bound in bounds.values())
+        left = inf if self._follow else ends
+        reader = self._log.stream("load-reader", self._topics, "reader")
         try:
             left -= self._read(reader, bounds, time.perf_counter() + _JOIN_S)
             processor, started = Processor({"reader": os.getpid()}), time.perf_counter()
@@ -112,9 +131,11 @@ class SingleConsumer:
                 elif isinstance(event, Fetched):
                     self._codec.decode(event.values)
                     found += len(event.values)
+                    if self._follow is not None:
+                        self._follow({event.partition: event.offsets[-1] + 1})
             if not found and time.perf_counter() > until:
                 raise NotMeasuredError(
-                    f"a reader of {self._topic} received nothing for {_JOIN_S:g} s"
+                    f"a reader of {self._topics} received nothing for {_JOIN_S:g} s"
                 )
         return found
 
