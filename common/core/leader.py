@@ -683,6 +683,8 @@ class Leader:
     def _trigger(self, orders: tuple[Assignment, ...]) -> do.PostTrigger:
         self._triggers += 1
         number, version = TriggerId(self._epoch, self._triggers), self._made.version
+        life = self._liveness.life
+        orders = tuple(msgspec.structs.replace(order, life=life(order.worker)) for order in orders)
         awaits, group = self.rounds.assigner.awaits(version), self._aggregation.orders(number)
         model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
         moves, self.rounds.assigner.unanswered = self.rounds.assigner.unanswered, False

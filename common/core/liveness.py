@@ -71,13 +71,18 @@ class Heartbeat(NamedTuple):
     digest: str = ""
     # None if not reported.
     device: Device | None = None
+    # Token that each process draws. A successor with the same name has another. Empty if not
+    # reported.
+    life: str = ""
 
 
 class Departures(NamedTuple):
     """Workers that have gone since the last poll."""
 
     lost: frozenset[WorkerId]  # gone without notice
-    left: frozenset[WorkerId]  # gone with notice
+    # Gone with notice, or replaced by a process with the same name before the end was noticed. Two
+    # living processes with one name take turns to be seen, so a replacement proves no death.
+    left: frozenset[WorkerId]
 
 
 class Liveness:
@@ -156,13 +161,19 @@ class Liveness:
         if now < self._wiped_until:
             gone = set()
         left = {w for w in gone if self._beats[w].status == LEAVING}
-        for worker in gone:
+        replaced = {w for w, beat in seen.items() if beat.life != self.life(w) and self.life(w)}
+        for worker in gone | replaced:
             del self._beats[worker]
             # If the worker returns, it is not doubted.
             self.clear(worker)
         self._beats.update(seen)
         self._judge()
-        return Departures(frozenset(gone - left), frozenset(left))
+        return Departures(frozenset(gone - left), frozenset(left | replaced))
+
+    def life(self, worker: WorkerId) -> str:
+        """Return the token of a worker's process; empty if unknown."""
+        beat = self._beats.get(worker)
+        return "" if beat is None else beat.life
 
     def _judge(self) -> None:
         """Determine the workers that can get work."""

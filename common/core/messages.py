@@ -532,6 +532,9 @@ class Assignment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     local_rate: Rate = 0.0  # see `Synchrony`
     # True if the gradient must include its squared norm.
     squared: bool = False
+    # Token of the worker's process, see `Heartbeat`. Others with its name skip the order: it may
+    # have killed the process that it was for. Empty for any process.
+    life: str = ""
 
 
 class Unsettled(NamedTuple):

@@ -44,10 +44,16 @@ class Compute(msgspec.Struct, frozen=True, gc=False):
 
 
 class Assignments:
-    """Orders of one worker, and the one in progress."""
+    """Orders of one worker, and the one in progress.
 
-    def __init__(self, worker: WorkerId) -> None:
+    Args:
+        worker: Name of the worker.
+        life: Token of this process. Orders for another process with the name are skipped.
+    """
+
+    def __init__(self, worker: WorkerId, life: str = "") -> None:
         self._worker = worker
+        self._life = life
         self._stream = TriggerStream()
         # The newest trigger received, after which the worker continues to listen.
         self.last_trigger = _NOTHING
@@ -117,7 +123,7 @@ class Assignments:
             if self._queue:
                 self._queue = deque(filter(self._is_awaited, self._queue))
             for order in trigger.orders:
-                if order.worker == self._worker:
+                if order.worker == self._worker and order.life in ("", self._life):
                     model, batches, to = trigger.model, order.batches, trigger.reply_to
                     self._add(Compute(model, batches, None, to, order.local_rate, order.squared))
 

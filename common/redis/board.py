@@ -10,7 +10,7 @@ slot:
     doll:{job}:triggers:<stream>          its replacement if an entry blocks the first stream
     doll:{job}:leader-status
     doll:{job}:unable:<process>           reason, expires      doll:{job}:unable      process names
-    doll:{job}:alive:<worker>             status, digest of the model's layout and device, expires
+    doll:{job}:alive:<worker>             status, digest, token of the process and device, expires
                                                                doll:{job}:workers     worker names
                                           and a channel of this name, which the worker joins
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
@@ -71,7 +71,10 @@ _LONGEST_LEASE = 10
 _TAKEN_ONCE_MS = 60_000
 # Suffix of a heartbeat whose worker also subscribes to the channel of its name.
 _ATTENDS = "+"
-_BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)(?: (.*))?" % "|".join(STATUSES).encode(), re.DOTALL)
+_BEAT = re.compile(
+    rb"(%s) ([0-9a-f]{16}|)(\+?)(?:@([0-9a-f]{16}))?(?: (.*))?" % "|".join(STATUSES).encode(),
+    re.DOTALL,
+)
 # Kind, name, bytes of memory, driver and capability.
 _DEVICE = re.compile(rb"(cpu|cuda);([ -:<-~]{1,64});(\d{1,16});([\w.+-]{0,32});(\d{1,3}\.\d{1,3}|)")
 _UNNAMED = re.compile(r"[^ -:<-~]")
@@ -235,12 +238,15 @@ class RedisBoard:
         ttl_s: float,
         digest: str = "",
         device: Device | None = None,
+        life: str = "",
     ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         key = self._alive(worker)
         if worker not in self._attendances:
             self._attendances[worker] = self._server.attendance(key)
         text = f"{status} {digest}" + _ATTENDS * self._attendances[worker].keep()
+        if life:
+            text += f"@{life}"
         if device is not None:
             text += " " + _device_text(device)
         self._server.ask(
@@ -305,10 +311,11 @@ class RedisBoard:
             expected = f"one of {STATUSES} and a digest"
             self._rejections.reject("status", f"alive is {value[:40]!r}, expected {expected}")
             return _NOBODY
-        status, digest, attends, device = parsed.groups()
+        status, digest, attends, life, device = parsed.groups()
         if attends and not listens:
             return _NOBODY
-        return Heartbeat(status.decode(), digest.decode(), self._read_device(device))
+        found = self._read_device(device)
+        return Heartbeat(status.decode(), digest.decode(), found, (life or b"").decode())
 
     def _read_device(self, text: bytes | None) -> Device | None:
         """Return the device in a heartbeat; None if there is none, or if it does not parse."""

@@ -306,11 +306,12 @@ class MemoryBoard:
         ttl_s: float,
         digest: str = "",
         device: Device | None = None,
+        life: str = "",
     ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         with self._server.changed:
             until = self._server.clock() + ttl_s
-            self._notices().heartbeats[worker] = Heartbeat(status, digest, device), until
+            self._notices().heartbeats[worker] = Heartbeat(status, digest, device, life), until
             self._workers.add(worker)
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:

@@ -78,6 +78,7 @@ class Board(Protocol):
         ttl_s: float,
         digest: str = "",
         device: Device | None = None,
+        life: str = "",
     ) -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `liveness.Heartbeat`.
 

@@ -79,6 +79,8 @@ class Shell(NamedTuple):
     stream: Callable[[], TriggerStream]
     # Outage of Redis.
     outage: Outage
+    # Token of this process.
+    life: str = ""
 
     def push(self, reply: Reply, to: str) -> bool:
         """Send a reply; return True if Redis accepted it. The leader asks again if it is lost."""

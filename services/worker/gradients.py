@@ -65,7 +65,7 @@ class GradientLoop:
         self._measures, self._traces = shell.measures, shell.traces
         self._watchdog, self._wait = shell.watchdog, shell.wait
         self._round_began, self._stream = shell.round_began, shell.stream
-        self._orders = Assignments(worker)
+        self._orders = Assignments(worker, shell.life)
         # Guards `_orders`.
         self._lock = threading.Lock()
         self._loaded: ModelId | None = None

@@ -130,7 +130,7 @@ class GroupLoop:
         runs_on = None if machine is None else MemberMachine(self._member, *machine)
         numbers = len(compute.computer.model.state)
         self._replica = WeightReplica(self._member, access.groups.address, numbers, runs_on)
-        self._orders = Assignments(worker)
+        self._orders = Assignments(worker, shell.life)
         # The state whose version the replica tracks.
         self._held: HeldWeights | None = None
         # Gradients and their samples.

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
+from secrets import token_hex
 from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from msgspec import UNSET
 
-from common.core.liveness import WORKER
+from common.core.liveness import ALIVE, WORKER, Heartbeat
 from common.core.settings import WorkerSettings, slices_of
 from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
@@ -164,6 +165,7 @@ class JobWorker:
         layout, base = computer.model.layout, computer.model.base.digest
         self._digest = digest_of(layout, base)
         self._spec, self._settings = spec, settings
+        life = token_hex(8)
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
         machine = Worker(
@@ -192,7 +194,10 @@ class JobWorker:
                 machine,
                 reader,
                 claims,
-                WorkerBoard(worker, board, layout, base, self._log, device=self._device),
+                WorkerBoard(
+                    *(worker, board, layout, base, self._log),
+                    own=Heartbeat(ALIVE, device=self._device, life=life),
+                ),
                 gate=SchemaGate(schemas),
                 codec=codec,
                 cache=cache,
@@ -224,6 +229,7 @@ class JobWorker:
                 round_began=self._stream.inbox.round_began,
                 stream=lambda: machine.triggers,
                 outage=Outage(self._log, "redis"),
+                life=life,
             )
             self._id, self._numbers, self._access = worker, len(computer.model.state), access
             self._groups: Groups | None = None

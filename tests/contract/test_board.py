@@ -326,15 +326,15 @@ def test_heartbeat_carries_the_status_of_a_worker(board: LeaderBoard) -> None:
     assert board.heartbeats() == {WORKER: Heartbeat("leaving", "0123456789abcdef")}
 
 
-def test_heartbeat_carries_the_device_of_a_worker(server: Server) -> None:
+def test_heartbeat_carries_the_device_and_the_process_of_a_worker(server: Server) -> None:
     gpu = Device("cuda", "NVIDIA A100-SXM4-40GB", 40 << 30, "580.65.06", "8.0")
     cpu = Device("cpu", "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", 16 << 30)
     board, seen = server.board(), server.board()
     board.beat(WORKER, "alive", LONG_S * 10, "0123456789abcdef", gpu)
-    board.beat(OTHER, "alive", LONG_S * 10, "", cpu)
+    board.beat(OTHER, "alive", LONG_S * 10, "", cpu, "fedcba9876543210")
     assert seen.heartbeats() == {
         WORKER: Heartbeat("alive", "0123456789abcdef", gpu),
-        OTHER: Heartbeat("alive", "", cpu),
+        OTHER: Heartbeat("alive", "", cpu, "fedcba9876543210"),
     }
     status = live_status(seen)
     assert isinstance(status, LiveStatus)
@@ -350,6 +350,7 @@ def test_heartbeat_carries_the_device_of_a_worker(server: Server) -> None:
         (b" cuda;\xff\n;1;;", None),
         (b" cpu;x;12345678901234567;;", None),
         (b" cpu;x;12;;", Device("cpu", "x", 12)),
+        (b" @0123456789abcdef", None),
     ],
 )
 def test_heartbeat_with_unknown_device_counts_without_it(

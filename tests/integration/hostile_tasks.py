@@ -188,12 +188,16 @@ class HostileTask(CountingTask):
             harm. Its name is `done` once the harm is done, which happens only once then.
         build: Names of hostilities when the model is built, separated by spaces.
         forward: The same for each pass.
+        only: Record id without which a pass does no harm.
     """
 
-    def __init__(self, records: int, folder: str, build: str = "", forward: str = "") -> None:
+    def __init__(
+        self, records: int, folder: str, build: str = "", forward: str = "", only: str = ""
+    ) -> None:
         super().__init__(records)
         self._folder = Path(folder)
         self._build, self._forward = build.split(), forward.split()
+        self._only = only
 
     def build(self) -> nn.Module:
         """Return the counting model."""
@@ -203,7 +207,8 @@ class HostileTask(CountingTask):
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Return the weights of the batch's ids, (n,)."""
-        self._harm(self._forward)
+        if not self._only or int(self._only) in records["id"]:
+            self._harm(self._forward)
         return super().forward(module, records)
 
     def _harm(self, names: list[str]) -> None:

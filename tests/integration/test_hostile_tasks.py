@@ -87,7 +87,9 @@ class World:
         # The worker has done nothing before.
         self.reference = self.weights()
 
-    def hostile(self, name: str, options: Mapping[str, str]) -> Hostile:
+    def hostile(
+        self, name: str, options: Mapping[str, str], records: int = RECORDS, group_size: int = 1
+    ) -> Hostile:
         """Submit a job with a hostile task and records for it."""
         self._count += 1
         name = f"{name.replace(' ', '-')}-{self._count}"
@@ -98,13 +100,13 @@ class World:
             f"name: {name}\n"
             f"streams: [{name}-a]\n"
             "records: {codec: tensor, fields: {id: {dtype: int64}}}\n"
-            f'task: {{entrypoint: "{ENTRYPOINT}", records: {RECORDS}, folder: "{folder}"{more}}}\n'
+            f'task: {{entrypoint: "{ENTRYPOINT}", records: {records}, folder: "{folder}"{more}}}\n'
             "batch_size: 8\n"
-            "group_size: 1\n"
+            f"group_size: {group_size}\n"
             "max_failures: 1\n"
             "optimizer: {name: sgd, learning_rate: 1.0}\n"
         )
-        job = self._submitted(spec, {"id": np.arange(RECORDS)})
+        job = self._submitted(spec, {"id": np.arange(records)})
         return Hostile(job, folder, self.cluster.log)
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -266,6 +268,21 @@ def test_state_of_a_job_says_that_its_process_lost_the_gpu_and_the_next_job_work
     world.stop(hostile.job)
 
     world.assert_unharmed()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", ["accelerator", "exit-3"])
+def test_only_the_batch_that_ends_its_process_is_quarantined(world: World, how: str) -> None:
+    # Of nine batches, the one with record 41 ends each process. Each update needs four others.
+    hostile = world.hostile(f"only-{how}", {"forward": how, "only": "41"}, 72, group_size=4)
+    job = hostile.job
+    await_condition(lambda: bool(job.audit().quarantined), "a batch is quarantined", PATIENCE_S)
+    await_condition(job.drained, "all others are trained", PATIENCE_S)
+    proof = job.audit()
+    [found] = proof.quarantined
+    assert any(span.start <= 41 < span.end for span in found.batch.address)
+    assert (proof.trained, proof.unsettled, proof.flaws) == (64, 0, ())
+    world.stop(job)
 
 
 def runs(pid: int) -> bool:

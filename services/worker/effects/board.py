@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.core import worker_messages as events
-from common.core.liveness import WORKER
+from common.core.liveness import ALIVE, WORKER, Heartbeat
 from common.errors import CorruptError, UnavailableError, UserError
 from common.learning.checkpoint import difference, digest_of, kind_at
 from common.storage.hot_snapshot import first_weights
@@ -15,7 +15,6 @@ from common.telemetry.outages import Outage, OutageNotifier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.liveness import Device
     from common.core.messages import LeaderStatus, WorkerId
     from common.learning.checkpoint import Layout
     from common.redis.port import Board
@@ -36,6 +35,9 @@ OTHER_BASE = (
 )
 
 
+NOBODY = Heartbeat(ALIVE)
+
+
 class WorkerBoard:
     """Sends heartbeats, reads the leader's status, and reports this worker's problems.
 
@@ -46,7 +48,7 @@ class WorkerBoard:
         base: Digest of its frozen tensors.
         logger: Bound to the job and the worker.
         clock: Monotonic time in seconds.
-        device: The device on which this worker computes. Optional. If unset, none is reported.
+        own: The device and the token of this process; other fields do not matter.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class WorkerBoard:
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
         *,
-        device: Device | None = None,
+        own: Heartbeat = NOBODY,
     ) -> None:
-        self._device = device
+        self._own = own
         self._worker = worker
         self._board = board
         self._layout = layout
@@ -77,7 +79,10 @@ class WorkerBoard:
     def beat(self, status: str) -> None:
         """Send a heartbeat."""
         try:
-            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest, self._device)
+            self._board.beat(
+                *(self._worker, status, HEARTBEAT_TTL_S, self._digest),
+                *(self._own.device, self._own.life),
+            )
             # Redis may answer reads and refuse writes.
             self._outage.quiet()
         except UnavailableError as error:

@@ -129,6 +129,20 @@ def test_orders_of_worker_restarted_with_another_model_go_to_others() -> None:
     assert bench.machine.leader.failure_counts == {}
 
 
+def test_orders_are_for_a_process_and_are_given_again_to_its_successor() -> None:
+    bench = leading(QUIET, A)
+    bench.feed(events.WorkersSeen({A: Heartbeat(ALIVE, life="1")}))
+    [order] = the(bench.announce(A, A), do.PostTrigger).trigger.orders
+    assert (order.life, len(order.batches)) == ("1", 2)
+
+    said = bench.feed(events.WorkersSeen({A: Heartbeat(ALIVE, life="2")}))
+    [again] = the(said, do.PostTrigger).trigger.orders
+    assert again == with_(order, life="2")
+    # A successor proves no death, so nobody is blamed.
+    assert bench.machine.leader is not None
+    assert bench.machine.leader.failure_counts == {}
+
+
 def test_kth_batch_starts_a_round_and_last_gradient_completes_update() -> None:
     bench = leading()
     assert of_kind(bench.announce(A), do.PostTrigger) == []

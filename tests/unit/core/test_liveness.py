@@ -32,6 +32,19 @@ def test_leaving_worker_gets_no_work_and_is_not_lost() -> None:
     assert liveness.observe(alive(B), now=2.0) == Departures(frozenset(), frozenset({A}))
 
 
+def test_worker_with_another_process_has_left_and_is_alive() -> None:
+    liveness = Liveness(GRACE_S)
+    first, second = Heartbeat(ALIVE, life="1"), Heartbeat(ALIVE, life="2")
+    assert liveness.observe({A: first, B: Heartbeat(ALIVE)}, now=0.0) == NOBODY
+    assert (liveness.life(A), liveness.life(B), liveness.life(C)) == ("1", "", "")
+
+    both = {A: second, B: Heartbeat(ALIVE, life="3")}
+    assert liveness.observe(both, now=1.0) == Departures(frozenset(), frozenset({A}))
+    assert liveness.live == {A, B}
+    assert liveness.life(A) == "2"
+    assert liveness.observe(both, now=2.0) == NOBODY
+
+
 def test_wiped_board_loses_no_worker() -> None:
     # beats   a b     -       a       a b
     # at      0.0     1.0     1.3     1.6

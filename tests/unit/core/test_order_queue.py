@@ -51,6 +51,20 @@ def test_order_may_request_the_squared_gradient() -> None:
     assert compute.squared
 
 
+def test_process_skips_orders_for_another_process_with_its_name() -> None:
+    # The first order may have ended the process that it was for.
+    orders = Assignments(A, "second")
+    old, own, anybody = (trigger(0, number, 5, a=(number,)) for number in (1, 2, 3))
+    lives = {old: "first", own: "second"}
+    for each, life in lives.items():
+        [order] = each.orders
+        orders.receive([replace(each, orders=(replace(order, life=life),))])
+    orders.receive([anybody])
+
+    assert orders.last_trigger == TriggerId(0, 3)
+    assert taken(orders) == [(2,), (3,)]
+
+
 def test_repeated_or_late_trigger_is_ignored() -> None:
     # ids     0-1   0-3   0-2   0-3
     # taken   0-1   0-3   -     -

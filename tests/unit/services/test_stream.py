@@ -65,6 +65,7 @@ class FullBoard(MemoryBoard):
         ttl_s: float,
         digest: str = "",
         device: Device | None = None,
+        life: str = "",
     ) -> None:
         """Write a heartbeat while there is memory.
 
@@ -73,7 +74,7 @@ class FullBoard(MemoryBoard):
         """
         if self.full:
             raise UnavailableError("Redis refused SET")
-        super().beat(worker, status, ttl_s, digest, device)
+        super().beat(worker, status, ttl_s, digest, device, life)
 
 
 class WatchedLog(MemoryLog):
