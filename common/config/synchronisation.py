@@ -288,12 +288,13 @@ class AggregationSpec(SpecPart):
     loss of updates. For `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
     """Transport of gradients between workers: `gloo` sends them over TCP from main memory; `nccl`
-    uses NVIDIA's NCCL between GPUs, with one GPU per worker. To switch between `gloo` and `nccl`,
-    first change the job to `mode: board`. For `mode: group`."""
+    uses NVIDIA's NCCL between GPUs, with one GPU per worker. To switch, change the
+    job to `mode: board`, and then back. For `mode: group`."""
     wire: Literal["float32", "bfloat16"] = "float32"
     """Number format of gradients between workers. `bfloat16` halves their bytes: each worker's part
     is rounded, the parts are added up in float32, and the sum is rounded again. Weights always
-    travel as float32. To switch, first change the job to `mode: board`. For `mode: group`."""
+    travel as float32. To switch, change the job to `mode: board`, and then back. For `mode:
+    group`."""
 
     @property
     def core(self) -> AggregationSettings:

@@ -1,13 +1,15 @@
 """The state that a group member holds, and how members' gradients become a step.
 
-    whole    all_reduce the sum ──────────────────▶ step, once its record was read back
+    whole    all_reduce the sum ──────────────────▶ step, once the update was read back
     slices   exchange sums ▶ owners prepare steps ▶ gather all weights ▶ commit, once read back
 
-With `wire: bfloat16`, members send rounded gradients. Both layouts then add up the same parts in
-order of ranks in float32, and round the sum.
+"Read back" means from the audit, Kafka's record of all updates. With `wire: bfloat16`, several
+members send rounded gradients: in both layouts, the same parts are added up in float32 and in order
+of ranks, and the sum is rounded. Vectors have (P + B,) numbers: parameters, then buffers.
 
-The collective thread calls `add_own`, `add_up` and `settle`. All other methods are called with the
-member's lock held.
+The collective thread calls `add_own`, `add_up` and `settle` without the member's lock, and `result`
+with it. So no result is pending, and nothing is applied, while one of the three runs. All other
+methods are called with the lock held.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ HeldWeights: TypeAlias = "HeldWhole | HeldSlices"
 
 @dataclass(slots=True)
 class Formed:
-    """A process group of one membership. Only the collective thread knows if it is formed."""
+    """A process group of one membership. Only the collective thread knows if it is connected."""
 
     # Epoch and number of the membership.
     place: tuple[int, int]
@@ -88,7 +90,7 @@ class _OwnSum:
                 self.add(*part)
         if not wanted:
             self._out.zero_()
-        # Other members' gradients are added to the sum from now on.
+        # From now on, `out` may be replaced by the sum of all members.
         self._added.clear()
         return sum(samples for _, samples in wanted)
 
@@ -102,7 +104,7 @@ def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed)
 
 
 class HeldWhole:
-    """All weights and optimizer state. The step is taken once its record was read back.
+    """All weights and optimizer state. The step is taken once the update was read back.
 
     Args:
         trainer: The state.
@@ -196,7 +198,7 @@ class HeldWhole:
     def apply(self) -> None:
         """Take the step."""
         if self._reduce is None:
-            raise AssertionError("a pending result belongs to an attempt")
+            raise AssertionError("no result is pending")
         # From here on, there is no pending result.
         reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale
@@ -387,7 +389,7 @@ class HeldSlices:
         self._trainer.commit(self._owned)
 
     def settle(self) -> None:
-        """Do nothing: all members have the same bits, so no digest of the weights is needed."""
+        """Do nothing: a result has the digest of the next weights, not of these."""
 
     def _numbers(self, slices: Slices) -> tuple[int, ...]:
         return tuple(range(len(self._trainer.places))) if slices is UNSET else slices

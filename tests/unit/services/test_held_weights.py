@@ -304,7 +304,7 @@ def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:
     held.add_up(formed, reduce, [(large, 4), (large, 4)])
     with pytest.raises(NotFiniteError):
         held.result(reduce)
-    with pytest.raises(AssertionError, match="belongs to an attempt"):
+    with pytest.raises(AssertionError, match="no result is pending"):
         held.apply()
 
 
