@@ -201,6 +201,8 @@ class _Job:
         while time.monotonic() < began + seconds:
             time.sleep(_LOOK_S)
             looks.append(self._producers.waiting() < batch_size)
+        # A slow machine needs longer for an update than a short block takes.
+        self._await(lambda: self._follower.applied[-1][0] > began, _DRAIN_S, "an update")
         rate = self._follower.rate(began)
         self.starved.append(sum(looks) / len(looks))
         self._drain()
