@@ -71,7 +71,7 @@ class Heartbeat(NamedTuple):
     digest: str = ""
     # None if not reported.
     device: Device | None = None
-    # Token that each process draws. A successor with the same name has another. Empty if not
+    # Random token of the process. The next process with the same name has another one. Empty if not
     # reported.
     life: str = ""
 

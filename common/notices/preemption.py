@@ -86,10 +86,15 @@ class PreemptionNotices(Protocol):
         """
 
 
-def open_notices(settings: Settings) -> PreemptionNotices | None:
-    """Open the source that the settings name, if any. The first `look` sends the first request."""
+def open_notices(settings: Settings, firmware: Path = _FIRMWARE) -> PreemptionNotices | None:
+    """Open the source that the settings name, if any. The first `look` sends the first request.
+
+    Args:
+        settings: Settings of the process.
+        firmware: See `cloud_of`.
+    """
     endpoint = settings.metadata_endpoint
-    match cloud_of(_FIRMWARE) if settings.notices == "auto" else settings.notices:
+    match cloud_of(firmware) if settings.notices == "auto" else settings.notices:
         case "ec2":
             return Ec2Notices(InstanceMetadata(endpoint))
         case "gce":

@@ -35,7 +35,8 @@ OTHER_BASE = (
 )
 
 
-NOBODY = Heartbeat(ALIVE)
+# A heartbeat without a device and without a token.
+_PLAIN = Heartbeat(ALIVE)
 
 
 class WorkerBoard:
@@ -48,7 +49,7 @@ class WorkerBoard:
         base: Digest of its frozen tensors.
         logger: Bound to the job and the worker.
         clock: Monotonic time in seconds.
-        own: The device and the token of this process; other fields do not matter.
+        own: Device and token of this process. The other fields are not used.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class WorkerBoard:
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
         *,
-        own: Heartbeat = NOBODY,
+        own: Heartbeat = _PLAIN,
     ) -> None:
         self._own = own
         self._worker = worker

@@ -8,7 +8,6 @@ import pytest
 
 from common.config.settings import Settings
 from common.errors import OutsideError
-from common.notices import preemption
 from common.notices.metadata import InstanceMetadata, MetadataService
 from common.notices.preemption import (
     AzureNotices,
@@ -71,14 +70,12 @@ def test_cloud_is_that_of_the_firmware(tmp_path: Path, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", NAMES)
-def test_auto_asks_the_cloud_of_the_firmware_alone(
-    tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preemption, "_FIRMWARE", firmware(tmp_path, machine))
+def test_auto_asks_the_cloud_of_the_firmware_alone(tmp_path: Path, machine: str) -> None:
     cloud = machine.split(maxsplit=1)[0].rstrip(":")
     servers = {"ec2": MetadataServer, "gce": GceServer, "azure": AzureServer}
     with servers.get(cloud, MetadataServer)() as server:
-        found = open_notices(Settings(metadata_endpoint=server.endpoint))
+        given = Settings(metadata_endpoint=server.endpoint)
+        found = open_notices(given, firmware(tmp_path, machine))
         assert (found is None) == (cloud == "none")
         if found is not None:
             assert found.look() is None

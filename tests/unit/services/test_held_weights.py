@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 PARAMETERS, BUFFERS, COUNT = 5 * BLOCK - 7, 30, 4
 NUMBERS = PARAMETERS + BUFFERS
 ADAM = OptimizerSettings("adam", 0.01, clip_norm=0.5)
+SUMS = OptimizerSettings("sgd", 1.0)
 
 
 def drawn(seed: int) -> Vector:
@@ -294,6 +295,29 @@ def test_rounded_gradients_take_half_the_bytes_and_are_summed_in_float32(owners:
         half = traffic(layout, torch.bfloat16) - weights_bytes
         # Counts of samples and members are not halved.
         assert half == pytest.approx(full / 2, abs=600)
+
+
+def test_rounded_gradients_of_a_model_smaller_than_the_group_are_summed() -> None:
+    # One member sums all numbers, because a part is at least one block.
+    network = MemoryNetwork()
+    groups = [network.groups() for _ in range(3)]
+    peers = [Peer(f"w{n}", each.address) for n, each in enumerate(groups)]
+    members = tuple(Member(WorkerId(f"w{n}"), n) for n in range(3))
+
+    def enter(rank: int) -> list[float]:
+        group = groups[rank].group("1", peers, rank)
+        group.form()
+        held = HeldWhole(Trainer(np.zeros(4, np.float32), 4, SUMS, "sum"), torch.bfloat16)
+        formed = Formed((1, 1), Membership(1, members), rank, group)
+        reduce = Reduce(AttemptId(1, 1, 1), (), 12)
+        held.add_up(formed, reduce, [(torch.full((4,), rank + 1.0), 4)])
+        held.result(reduce)
+        held.apply()
+        found: list[float] = held.weights.tolist()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(enter, range(3))) == [[-6.0] * 4] * 3
 
 
 def test_non_finite_sum_of_a_replica_cannot_be_applied() -> None:
